@@ -34,7 +34,7 @@ import torch.nn.functional as F
 
 @dataclass
 class GPTConfig:
-    """The shape of a model. Its size is stated as ffn_width or as param_budget. Raises ValueError if it cannot be had."""
+    """The shape of a model, its size stated as ffn_width or as param_budget. Raises ValueError if it cannot be had."""
 
     vocab_size: int = 50257  # true size; the table is padded to a multiple of 64, the logits are not
     block_size: int = 1024  # longest context, in tokens
@@ -434,6 +434,28 @@ def sample(logits, temperature, top_k, top_p):
         p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
         return order.gather(1, torch.multinomial(p, 1))
     return torch.multinomial(p, 1)
+
+
+def resolve_device(device='auto', dtype='auto'):
+    """The device and the compute dtype that these settings of train.py stand for. Raises ValueError."""
+    if device == 'auto':
+        device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    kind = device.split(':')[0]
+    available = {'cpu': True, 'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available()}
+    if kind not in available:
+        raise ValueError(f'device={device}: must be auto, cpu, cuda or mps')
+    if not available[kind]:
+        raise ValueError(f'device={device}: this machine, or this build of torch, has none; try --device=auto')
+    if dtype == 'auto':
+        if kind == 'cuda':
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            instructions = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # no public names for these yet
+            fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in instructions)
+        dtype = 'bfloat16' if fast else 'float32'
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f'dtype={dtype}: must be auto, float32 or bfloat16')
+    return device, getattr(torch, dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

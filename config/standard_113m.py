@@ -1,0 +1,22 @@
+# The baseline of the 113M family (Liao et al., arXiv 2602.06471): a LLaMA-style Transformer with SwiGLU FFNs
+# 4 times as wide as the stream. The paper reports a validation perplexity of 36.441.
+# 2.26B tokens (20 a parameter), 2.6e18 FLOPs. The learning rate is ours.
+out_dir = 'out-standard_113m'
+dataset = 'fineweb10B'
+vocab_size = 50257
+block_size = 4096
+batch_size = 8
+gradient_accumulation_steps = 16  # half a million tokens a step
+
+param_budget = 16 * 768**2 * 12
+n_layer = 12
+n_head = 12
+n_embd = 768
+qk_norm = True
+
+learning_rate = 6e-4
+min_lr = 6e-5
+warmup_iters = 200
+max_iters = 4320
+eval_interval = 250
+eval_tokens = 10485760

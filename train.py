@@ -1,0 +1,436 @@
+"""
+Train a model, on a CPU, on a GPU, or on several under torchrun:
+
+    python train.py                                                      # minutes on a laptop, nothing to download
+    python train.py config/hourglass_113m.py --batch_size=32             # a config file, and what to change in it
+    torchrun --nproc_per_node=8 train.py config/hourglass_113m.py        # 8 GPUs of one machine
+
+A step's batch depends on the seed and the step alone, neither on the model nor on the number of processes: two runs
+that differ in one setting differ in that alone.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import prepare
+from configurator import configure, fail
+from model import GPT, GPTConfig, budget, resolve_device
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The settings. The defaults train a small model on Python's own standard library.
+
+# the run
+out_dir = 'out'  # checkpoints and metrics.jsonl go here
+init_from = 'scratch'  # or 'resume' from out_dir's checkpoint, or 'auto': resume if there is one
+seed = 1337  # of the initial weights, the order of the data, and dropout
+eval_interval = 250  # steps between evaluations, each of which saves a checkpoint
+eval_tokens = 131072  # validation tokens of an evaluation, the first ones; 0: all
+eval_only = False  # evaluate once and leave
+log_interval = 10  # steps between lines of metrics.jsonl
+sample_tokens = 256  # tokens of a sample printed at the end; 0: none
+wandb_log = False  # send the metrics to Weights & Biases as well
+wandb_project = 'tapered-hourglass'
+wandb_run_name = ''
+# the data
+dataset = 'stdlib'  # data/stdlib, from prepare.py
+batch_size = 32  # sequences per micro-step
+gradient_accumulation_steps = 1  # micro-steps per step, of all processes together
+block_size = 256  # tokens per sequence
+# the model: see GPTConfig in model.py
+vocab_size = 0  # 0: that of the data
+n_layer = 6
+n_head = 4
+n_kv_head = 0  # heads of keys and values; 0: n_head
+head_dim = 0  # 0: n_embd // n_head
+n_embd = 128  # d_model
+ffn = 'standard'  # or hourglass, tapered, tapered_hourglass
+ffn_width = 0  # hidden units per layer, the mean over the depth; 0: what meets param_budget
+param_budget = 1572864  # parameters of token mixers and FFNs together; 0: what ffn_width gives
+ffn_multiple = 16  # every MLP's width is a multiple of this
+n_mlp = 4  # K, the MLPs of a hourglass FFN
+taper = 'cosine'  # or linear, sigmoid, step
+taper_start = 1.5  # width of the first layer over the mean
+taper_end = 0.5  # and of the last
+rope_theta = 10000.0
+qk_norm = False  # RMSNorm of queries and keys, per head
+tie_embeddings = True  # the head is the embedding table
+dropout = 0.0
+# the optimizer, AdamW
+learning_rate = 3e-3  # peak, after the warm-up
+max_iters = 750  # steps
+weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
+grad_clip = 1.0  # largest norm of the gradient; 0: no limit
+warmup_iters = 75  # linear rise of the learning rate
+lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters
+min_lr = 3e-4  # and where
+# the machine
+device = 'auto'  # cuda where there is a GPU, else cpu; or mps
+dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
+compile = 'auto'  # torch.compile: on a GPU; or true, false
+
+config = configure(globals())
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The processes: one, or those of torchrun
+
+ddp = 'RANK' in os.environ
+rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))
+world_size = int(os.environ.get('WORLD_SIZE', 1))
+master = rank == 0  # the process that prints and saves
+
+try:
+    device, compute_dtype = resolve_device(device, dtype)
+except ValueError as error:
+    fail(str(error))
+device_type = device.split(':')[0]
+if ddp:
+    if device_type == 'cuda':
+        processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
+        if processes > gpus:
+            fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
+        device = f'cuda:{local_rank}'
+        torch.cuda.set_device(device)
+    dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    control = dist.new_group(backend='gloo')  # for small messages between the CPUs
+
+
+def sum_over_processes(*values):
+    sums = torch.tensor(values, dtype=torch.float64)
+    if ddp:
+        dist.all_reduce(sums, group=control)
+    return sums.tolist()
+
+
+def leave_if(problem):
+    """End all processes with one line if any of them has a problem to report; all of them must call this."""
+    problems = [problem]
+    if ddp:
+        problems = [None] * world_size
+        dist.all_gather_object(problems, problem, group=control)
+    if any(problems):
+        fail(next(filter(None, problems)))
+
+
+def say(text):
+    if master:
+        tqdm.write(text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The checkpoint to resume from. What was not set now is as it was then; what was set must agree, but for these.
+
+free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_only', 'log_interval',
+                  'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile']
+checkpoint, checkpoint_path = None, Path(out_dir, 'ckpt.pt')
+if init_from not in ('scratch', 'resume', 'auto'):
+    fail(f'init_from={init_from}: must be scratch, resume or auto')
+if init_from == 'scratch' and checkpoint_path.exists():
+    fail(f'{checkpoint_path} is there already: go on from it with --init_from=resume, or choose another --out_dir')
+if init_from == 'resume' and not checkpoint_path.exists():
+    fail(f'{checkpoint_path}: no checkpoint to resume from')
+if checkpoint_path.exists():
+    try:
+        checkpoint = torch.load(checkpoint_path, map_location='cpu', weights_only=True)
+    except Exception as error:
+        fail(f'{checkpoint_path} cannot be read: {error}'.splitlines()[0])
+    then = checkpoint['config']
+    differences = [f'{name} was {then[name]!r} and is {config[name]!r}' for name in config
+                   if name in config.given and name not in free_to_change and config[name] != then[name]]
+    if differences:
+        fail(f'{checkpoint_path} was trained otherwise: ' + ', '.join(differences))
+    config.given |= {'out_dir', 'init_from', 'eval_only'}
+    config.update({name: value for name, value in then.items() if name not in config.given})
+    globals().update(config)
+
+for name in ('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'):
+    if config[name] < 1:
+        fail(f'{name}={config[name]}: must be at least 1')
+if gradient_accumulation_steps % world_size:
+    fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
+         'processes: make it a multiple')
+micro_steps = gradient_accumulation_steps // world_size  # of this process, in each step
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The data
+
+if dataset == 'stdlib' and not Path('data/stdlib').exists():
+    if local_rank == 0:
+        prepare.prepare('stdlib')
+    if ddp:
+        dist.barrier(group=control)
+meta = prepare.read_meta(dataset)
+tokenizer = prepare.read_tokenizer(dataset)
+token_bytes = prepare.read_token_bytes(dataset)
+train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
+for split, data in (('train', train_data), ('val', val_data)):
+    if len(data) <= block_size:
+        fail(f'the {split} split of data/{dataset} has {len(data):,} tokens, less than a window of block_size + 1: '
+             'prepare more text, or lower --block_size')
+n_windows = (len(train_data) - 1) // block_size
+data_id = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
+    fail(f'{checkpoint_path} was trained with another tokenizer than that of data/{dataset}')
+if checkpoint and checkpoint['data_id'] != data_id:
+    fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
+
+
+@functools.lru_cache(maxsize=2)
+def window_order(epoch):
+    return np.random.default_rng((seed, epoch)).permutation(n_windows)
+
+
+def read_windows(data, starts, length):
+    """Inputs and targets, each (len(starts), length), on the device."""
+    tokens = np.stack([data.window(start, length + 1) for start in starts])
+    if tokens.max() >= vocab_size:
+        raise ValueError(f'data/{dataset} has a token id {tokens.max()}, outside of vocab_size={vocab_size}')
+    tokens = torch.from_numpy(tokens)
+    if device_type == 'cuda':
+        tokens = tokens.pin_memory().to(device, non_blocking=True)
+    tokens = tokens.to(device)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def get_batch(micro_step):
+    """The windows of a micro-step, counted over the run and all processes: each once an epoch, in a seeded order."""
+    windows = range(micro_step * batch_size, (micro_step + 1) * batch_size)
+    starts = [int(window_order(i // n_windows)[i % n_windows]) * block_size for i in windows]
+    return read_windows(train_data, starts, block_size)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The model and the optimizer
+
+vocab_size = vocab_size or meta['vocab_size']
+try:
+    model_config = GPTConfig(**{field.name: globals()[field.name] for field in fields(GPTConfig)})
+except ValueError as error:
+    fail(str(error))
+if vocab_size < meta['vocab_size']:
+    fail(f'vocab_size={vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
+torch.manual_seed(seed)
+torch.set_float32_matmul_precision('high')  # TF32 where float32 is asked for on a GPU
+raw_model = GPT(model_config, compute_dtype).to(device)
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+step, best_val_loss = 0, math.inf
+if checkpoint:
+    raw_model.load_state_dict(checkpoint['model'])
+    optimizer.load_state_dict(checkpoint['optimizer'])
+    step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
+    checkpoint = None  # frees its memory
+single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
+model = single_model
+if ddp:
+    model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
+                                    broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def learning_rate_at(step):
+    if step < warmup_iters:
+        return learning_rate * (step + 1) / (warmup_iters + 1)
+    progress = min(1, (step - warmup_iters) / max(1, (lr_decay_iters or max_iters) - warmup_iters))
+    return min_lr + (learning_rate - min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def evaluate(data):
+    """Loss in nats, perplexity, and bits per byte of the first eval_tokens targets, in windows that share no target.
+
+    The sums are over the same tokens however many processes share them. Tokens that stand for no byte, as end-of-text,
+    count in the loss and not in bits per byte.
+    """
+    n_targets = min(len(data) - 1, eval_tokens or len(data))
+    starts = range(0, n_targets - n_targets % block_size, block_size)
+    batches = [(starts[i:i + batch_size], block_size) for i in range(0, len(starts), batch_size)]
+    if n_targets % block_size:
+        batches.append(([len(starts) * block_size], n_targets % block_size))
+    nats = nats_of_bytes = n_bytes = 0.0
+    problem = None
+    single_model.eval()
+    try:
+        for batch in batches[rank::world_size]:
+            idx, targets = read_windows(data, *batch)
+            losses = single_model(idx, targets, reduction='none')[1].cpu().double().numpy()
+            bytes_of = token_bytes[targets.cpu().numpy()]
+            nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
+            n_bytes += bytes_of.sum()
+    except ValueError as error:
+        problem = str(error)
+    leave_if(problem)
+    single_model.train()
+    nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
+    loss = nats / n_targets
+    return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': nats_of_bytes / n_bytes / math.log(2)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is kept: checkpoints and metrics. The master writes; if it cannot, all leave, and what was there is intact.
+
+metrics_path = Path(out_dir, 'metrics.jsonl')
+
+
+def write(how, *arguments):
+    problem = None
+    if master:
+        try:
+            how(*arguments)
+        except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
+            problem = f'{out_dir} cannot be written: {error}'.splitlines()[0]
+    leave_if(problem)
+
+
+def save(name):
+    temporary = Path(out_dir, name + '.tmp')
+    try:
+        with open(temporary, 'wb') as file:
+            torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
+                        'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
+                        'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, Path(out_dir, name))
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def log(numbers):
+    with open(metrics_path, 'a') as file:
+        file.write(json.dumps({'step': step, **numbers}) + '\n')
+    if wandb_log:
+        wandb.log(numbers, step=step)
+
+
+def rewind_metrics():
+    """Drop the lines of steps that the checkpoint does not have, also one that was cut short."""
+    os.makedirs(out_dir, exist_ok=True)
+    kept = [line for line in (metrics_path.read_text().splitlines(True) if metrics_path.exists() else [])
+            if line.endswith('}\n') and json.loads(line)['step'] < step + ('val_loss' in line)]
+    temporary = metrics_path.with_suffix('.tmp')
+    temporary.write_text(''.join(kept))
+    os.replace(temporary, metrics_path)
+
+
+if wandb_log:
+    try:
+        import wandb
+    except ImportError:
+        fail('wandb_log=true needs the package wandb: pip install wandb')
+    if master:
+        wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training
+
+PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
+              'RTX 4090': 165e12, 'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by what is in its name
+gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
+peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)
+counts = budget(model_config)
+tokens_per_step = gradient_accumulation_steps * batch_size * block_size
+say(f'{ffn} model of {counts["total"]:,} parameters ({counts["attention"]:,} attention, {counts["ffn"]:,} FFN, '
+    f'{counts["embedding"]:,} embedding), {str(compute_dtype)[6:]} on {world_size} x {gpu or device}\n'
+    f'{tokens_per_step:,} tokens a step, {len(train_data) / tokens_per_step:,.1f} steps an epoch of data/{dataset}')
+
+stop_requested = False
+
+
+def request_stop(*_):
+    global stop_requested
+    stop_requested = True
+
+
+if not eval_only:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, request_stop)
+    write(rewind_metrics)
+evaluated = metrics_path.exists() and any(f'"step": {step}, "val_loss"' in line for line in open(metrics_path))
+progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
+clock, clock_step = time.perf_counter(), step
+
+while True:
+    if eval_only or not evaluated and (step % eval_interval == 0 or step >= max_iters):
+        scores = evaluate(val_data)
+        say(f'step {step}: validation loss {scores["val_loss"]:.4f}, perplexity {scores["val_ppl"]:.3f}, '
+            f'{scores["val_bpb"]:.4f} bits per byte')
+        if eval_only:
+            break
+        if not math.isfinite(scores['val_loss']):
+            fail(f'step {step}: the validation loss is {scores["val_loss"]}; {checkpoint_path} is as it was before')
+        write(log, scores)
+        if scores['val_loss'] < best_val_loss:
+            best_val_loss = scores['val_loss']
+            write(save, 'ckpt_best.pt')
+        write(save, 'ckpt.pt')
+        clock, clock_step = time.perf_counter(), step
+    evaluated = False
+    if step >= max_iters:
+        break
+
+    lr = learning_rate_at(step)
+    for group in optimizer.param_groups:
+        group['lr'] = lr
+    torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))  # of dropout
+    first, problem = (step * world_size + rank) * micro_steps, None
+    try:
+        batches = [get_batch(i) for i in range(first, first + micro_steps)]
+    except ValueError as error:
+        problem = str(error)
+    if any(sum_over_processes(problem is not None)):
+        leave_if(problem)
+    loss = 0.0
+    for i, (idx, targets) in enumerate(batches):
+        if ddp:
+            model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
+        micro_loss = model(idx, targets)[1] / micro_steps
+        micro_loss.backward()
+        loss = loss + micro_loss.detach()
+    loss, stopping = sum_over_processes(loss.item() / world_size, stop_requested)
+    grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf).item()
+    if not math.isfinite(loss + grad_norm):
+        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
+             f'{checkpoint_path} is as it was before')
+    optimizer.step()
+    optimizer.zero_grad()
+
+    if step % log_interval == 0:
+        speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
+        clock, clock_step = time.perf_counter(), step + 1
+        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr, 'grad_norm': grad_norm,
+                   'tokens_per_second': speed}
+        if peak_flops:
+            numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
+        write(log, numbers)
+        progress.set_postfix(loss=f'{loss:.4f}')
+        if progress.disable:
+            mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
+            say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
+    step += 1
+    progress.update()
+    if stopping:
+        write(save, 'ckpt.pt')
+        say(f'stopped after {step} steps: go on with --init_from=resume')
+        break
+
+progress.close()
+if master and sample_tokens and step >= max_iters and not eval_only:
+    prompt = torch.tensor([[tokenizer.eot]], device=device)
+    tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50)[0].tolist()
+    say('a sample:\n' + tokenizer.decode(tokens).decode('utf-8', 'replace'))
+if ddp:
+    dist.destroy_process_group()
