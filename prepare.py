@@ -404,8 +404,8 @@ def download(url, path, check):
     """
     part = Path(f'{path}.part')
     done = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={'Range': f'bytes={done}-'} if done else {})
     try:
+        request = urllib.request.Request(url, headers={'Range': f'bytes={done}-'} if done else {})
         with urllib.request.urlopen(request, timeout=60) as response:
             resumed = response.headers.get('Content-Range', '').startswith(f'bytes {done}-')
             done = done if resumed else 0
