@@ -48,7 +48,7 @@ NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'l
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
                     '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')}
-READY_MADE = {  # shards of GPT-2 tokens: URL up to val_000000.bin, train_000001.bin ...; how many there are of the latter
+READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train_000001.bin ...; how many of train
     'fineweb10B': ('https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_', 103),
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}

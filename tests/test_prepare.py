@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import prepare
 from prepare import Tokenizer, Tokens
 
-NASTY = ['<|endoftext|>', 'a<|endoftext|>b\n', '😀 naïve\u2028\x00\r\nend', '\ufeffBOM\r\n\r\n', 'no newline', ' ' * 300_000,
-         '\n' * 999, 'def f(x):\n    return x\n' * 20_000]
+NASTY = ['<|endoftext|>', 'a<|endoftext|>b\n', '😀 naïve\u2028\x00\r\nend', '\ufeffBOM\r\n\r\n', 'no newline',
+         ' ' * 300_000, '\n' * 999, 'def f(x):\n    return x\n' * 20_000]
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +249,8 @@ def test_llama_3_rank_file():
     more = [f'#{i}'.encode() for i in range(128_000 - 256)]
     tokenizer = Tokenizer.load(write_ranks(more=more))
     assert tokenizer.eot == 128_001 and tokenizer.vocab_size == 128_256
-    assert tokenizer.decode(tokenizer.encode('#5 <|end_of_text|>') + [128_000, 128_001, 128_255]) == b'#5 <|end_of_text|>'
+    text = '#5 <|end_of_text|>'
+    assert tokenizer.decode(tokenizer.encode(text) + [128_000, 128_001, 128_255]) == text.encode()
 
 
 def test_text_is_cut_where_tokens_end():
@@ -326,8 +326,8 @@ def test_damaged_gz_is_named():
     ({'input': 'none/*.txt'}, 'no such file'), ({'input': 'folder'}, '.jsonl'), ({'input': 'empty.txt'}, 'no text'),
     ({'dataset': 'shakespear'}, 'did you mean shakespeare'), ({'dataset': 'a/b', 'input': 'a.txt'}, '--dataset=a/b'),
     ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': '..', 'input': 'a.txt'}, '--dataset'),
-    ({'dataset': 'stdlib', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'val_fraction': 0.0}, 'val_fraction'),
-    ({'input': 'a.txt', 'val_fraction': 1.0}, 'val_fraction'), ({'input': 'a.txt', 'shards': 2}, '--shards'),
+    ({'dataset': 'stdlib', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'shards': 2}, '--shards'),
+    ({'input': 'a.txt', 'val_fraction': 0.0}, 'val_fraction'), ({'input': 'a.txt', 'val_fraction': 1.0}, 'val_fraction'),
     ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2'), ({'dataset': 'fineweb10B', 'shards': 104}, '103'),
     ({'dataset': 'fineweb10B', 'shards': -1}, '103')])
 def test_bad_settings(kwargs, what):
@@ -533,7 +533,7 @@ def test_bad_ready_made_shard(ready_made, data, what):
 # the command
 
 def command(*args):
-    return subprocess.run([sys.executable, ROOT / 'prepare.py', *args], check=False, capture_output=True, text=True,
+    return subprocess.run([sys.executable, prepare.__file__, *args], check=False, capture_output=True, text=True,
                           timeout=60)
 
 
