@@ -104,7 +104,8 @@ def ffn_widths(config):
 
 def deal(total, weights):
     """Split an integer in proportion to the weights: by largest remainder, ties to the earlier."""
-    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
+    per_weight = Fraction(total) / sum(weights)
+    exact = [weight * per_weight for weight in weights]
     shares = [math.floor(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
     for i in by_remainder[:total - sum(shares)]:
@@ -291,6 +292,9 @@ class Block(nn.Module):
         return self.ffn(x)
 
 
+LOSS_CHUNK = 1024  # tokens
+
+
 class CrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of the head's logits, a chunk of tokens at a time.
 
@@ -298,29 +302,28 @@ class CrossEntropy(torch.autograd.Function):
     no more than a chunk of logits, the largest tensor of a small model, exists at any time.
     """
 
-    chunk = 2048  # tokens
-
     @staticmethod
     def forward(ctx, x, weight, targets, vocab_size):
         """x: (N, C) in the compute dtype; weight: (padded vocabulary, C); targets: (N,)."""
-        w, loss = weight.to(x.dtype), 0.0
-        dx, dw = torch.empty_like(x), torch.zeros_like(weight)
-        for x_, targets_, dx_ in zip(*(t.split(CrossEntropy.chunk) for t in (x, targets, dx))):
-            logits = (x_ @ w.T).float()
+        w, dx, dw, loss = weight.to(x.dtype), [], 0.0, 0.0
+        for x_, targets_ in zip(x.split(LOSS_CHUNK), targets.split(LOSS_CHUNK)):
+            logits = x_ @ w.T
             logits[:, vocab_size:] = -torch.inf
-            rows, log_p = torch.arange(len(x_), device=x.device), logits.log_softmax(-1)
+            log_p = logits.log_softmax(-1, dtype=torch.float32)
+            rows = torch.arange(len(x_), device=x.device)
             loss = loss - log_p[rows, targets_].sum()
             dlogits = log_p.exp_()
-            dlogits[rows, targets_] -= 1  # softmax(logits) - onehot(target)
-            dlogits = (dlogits / len(x)).to(x.dtype)
-            dx_.copy_(dlogits @ w)
-            dw += dlogits.T @ x_
-        ctx.save_for_backward(dx, dw)
+            dlogits[rows, targets_] -= 1  # softmax(logits) - onehot(targets)
+            dlogits = dlogits.to(x.dtype)
+            dx.append(dlogits @ w)
+            dw = dw + (dlogits.T @ x_).float()
+        ctx.save_for_backward(torch.cat(dx), dw)
         return loss / len(x)
 
     @staticmethod
     def backward(ctx, grad):
         dx, dw = ctx.saved_tensors
+        grad = grad / len(dx)
         return grad.to(dx.dtype) * dx, grad * dw, None, None
 
 
@@ -356,7 +359,7 @@ class GPT(nn.Module):
             return self.logits(x), None
         if reduction == 'none':
             losses = [F.cross_entropy(self.logits(x_), targets_, reduction='none') for x_, targets_
-                      in zip(x.flatten(0, 1).split(CrossEntropy.chunk), targets.flatten().split(CrossEntropy.chunk))]
+                      in zip(x.flatten(0, 1).split(LOSS_CHUNK), targets.flatten().split(LOSS_CHUNK))]
             return None, torch.cat(losses).view_as(targets)
         return None, CrossEntropy.apply(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
 
@@ -430,7 +433,7 @@ def sample(logits, temperature, top_k, top_p):
     p = torch.softmax(logits / temperature, dim=-1)
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)
-        p[:, top_k or None:] = 0
+        p[:, top_k or p.size(-1):] = 0
         p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
         return order.gather(1, torch.multinomial(p, 1))
     return torch.multinomial(p, 1)
