@@ -437,7 +437,7 @@ def download_text(url, folder, digest=None):
     name = re.split('[?#]', url)[0]
     path = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:8]}_{name.split("/")[-1]}'
     if not path.exists():
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         download(url, path, check)
     return [(name, path)]
 
@@ -448,7 +448,7 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     if not 0 <= shards <= most:
         fail(f'--shards={shards}: {dataset} has {most} train shards')
     tokenizer = Tokenizer.load('gpt2')  # first, since this may be a download too
-    downloads.mkdir(exist_ok=True)
+    downloads.mkdir(parents=True, exist_ok=True)
     paths = {path.name: path for path in folder.glob('*.bin')}
     for name in ['val_000000.bin', *(f'train_{i:06d}.bin' for i in range(1, (shards or most) + 1))]:
         if name not in paths:
@@ -458,7 +458,7 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     meta = {split: count_tokens([path for name, path in paths.items() if name.startswith(split)], tokenizer)
             for split in ('train', 'val')}
     meta['inputs'] = {name: sha256(path) for name, path in sorted(paths.items())}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, path in paths.items():
         os.replace(path, folder / name)
     describe(folder, tokenizer, meta)
@@ -482,10 +482,22 @@ def count_tokens(paths, tokenizer):
 
 # -----------------------------------------------------------------------------
 
+def remove_left_overs(dataset):
+    """Remove the temporary folders of runs that were killed, and not of those that are at work."""
+    for path in DATA.glob(f'{glob.escape(dataset)}.tmp*'):
+        try:
+            if os.name == 'posix':
+                os.kill(int(path.suffix[4:]), 0)  # 0: no signal, only an error if there is no such process
+                continue
+        except (ValueError, OSError):
+            pass
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, seed=1337, shards=0):
     """Prepare data/NAME, as the command does, whose settings are explained below. Ends the program if it cannot."""
     ready_made = dataset in READY_MADE and not input
-    folder, building, downloads = (DATA / f'{dataset}{suffix}' for suffix in ('', '.tmp', '.download'))
+    folder, building, downloads = (DATA / (dataset + end) for end in ('', f'.tmp{os.getpid()}', '.download'))
     if dataset in ('', '.', '..') or dataset != os.path.basename(dataset):
         fail(f'--dataset={dataset} should be the name of a folder in {DATA}')
     if not input and dataset not in NAMED:
@@ -501,7 +513,6 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, se
     if folder.exists() and not ready_made:
         fail(f'{folder} is there already: remove it, or choose another --dataset')
     try:
-        DATA.mkdir(exist_ok=True)
         if ready_made:
             prepare_ready_made(dataset, folder, downloads, shards)
         else:
@@ -512,10 +523,14 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, se
                 inputs = download_text(input, downloads)
             else:
                 inputs = find_inputs(input)
-            shutil.rmtree(building, ignore_errors=True)  # what a killed run has left
-            building.mkdir()
+            remove_left_overs(dataset)
+            building.mkdir(parents=True)
             describe(building, tokenizer, write_shards(building, inputs, tokenizer, field, val_fraction, seed))
-            os.rename(building, folder)
+            try:
+                os.rename(building, folder)
+            except OSError:  # another run may have made it meanwhile: then it should be the same
+                if not folder.exists() or read_file(folder.name, 'meta.json') != read_file(building.name, 'meta.json'):
+                    raise
         shutil.rmtree(downloads, ignore_errors=True)
     except OSError as error:
         fail(f'{error.filename or folder}: {error.strerror or error}')
