@@ -161,6 +161,8 @@ if checkpoint_path.exists():
 for name in ('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'):
     if config[name] < 1:
         fail(f'{name}={config[name]}: must be at least 1')
+if compile not in ('auto', True, False):
+    fail(f'compile={compile}: must be auto, true or false')
 if gradient_accumulation_steps % world_size:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')

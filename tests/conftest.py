@@ -1,9 +1,14 @@
 import os
+import random
+import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import prepare
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,3 +24,36 @@ def run(tmp_path):
         assert done.returncode == status, f'{script} {args} left with {done.returncode}:\n{done.stdout}\n{done.stderr}'
         return done
     return run
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Run train.py in this process, in a folder with a small data set; returns its variables."""
+    make_data(tmp_path, monkeypatch)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def train(*args):
+        monkeypatch.setattr(sys, 'argv', ['train.py', *TINY_RUN, *args])
+        try:
+            return runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return train
+
+
+TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--param_budget=0', '--ffn_width=64',
+            '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=2', '--max_iters=12',
+            '--lr_decay_iters=12', '--warmup_iters=2', '--eval_interval=4', '--eval_tokens=200', '--log_interval=1',
+            '--sample_tokens=0', '--dtype=float32', '--device=cpu']
+
+
+def make_data(folder, monkeypatch):
+    """data/tiny: 40 documents of words, by bytes."""
+    draw = random.Random(0)
+    (folder / 'texts').mkdir()
+    for i in range(40):
+        words = draw.choices(['tree', 'stone', 'river', 'é', 'night', '\n'], k=60)
+        (folder / 'texts' / f'{i}.txt').write_text(' '.join(words), encoding='utf-8')
+    monkeypatch.chdir(folder)
+    prepare.prepare('tiny', input='texts', tokenizer='bytes', val_fraction=0.1)

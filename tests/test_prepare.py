@@ -148,7 +148,7 @@ def test_the_same_input_gives_the_same_files():
 
 
 def test_never_all_documents_are_for_validation():
-    write('in/a.txt', 'a')
+    write('in/a.jsonl', b'\xef\xbb\xbf{"text": "a"}\r\n')
     write('in/b.txt', 'b')
     write('in/empty.txt', '')
     prepare.prepare('x', input='in', tokenizer='bytes', val_fraction=0.99)
@@ -225,8 +225,8 @@ def test_bytes_tokenizer():
 
 
 def test_rank_file():
-    tokenizer = Tokenizer.load(write_ranks('ranks/small.tiktoken'))
-    assert tokenizer.name == 'small.tiktoken' and tokenizer.eot == 264 and tokenizer.vocab_size == 265
+    tokenizer = Tokenizer.load(write_ranks('ranks/bytes'))
+    assert tokenizer.name == 'bytes' and tokenizer.eot == 264 and tokenizer.vocab_size == 265
     assert tokenizer.encode('the the') == [257, 258]
     rebuilt = Tokenizer(json.loads(json.dumps(tokenizer.state())))
     for text in NASTY:
@@ -325,9 +325,11 @@ def test_damaged_gz_is_named():
 @pytest.mark.parametrize('kwargs, what', [
     ({'input': 'none/*.txt'}, 'no such file'), ({'input': 'folder'}, '.jsonl'), ({'input': 'empty.txt'}, 'no text'),
     ({'dataset': 'shakespear'}, 'did you mean shakespeare'), ({'dataset': 'a/b', 'input': 'a.txt'}, '--dataset=a/b'),
-    ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': '..', 'input': 'a.txt'}, '--dataset'),
+    ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'x.tmp1', 'input': 'a.txt'}, '.tmp'),
+    ({'dataset': '..', 'input': 'a.txt'}, '--dataset'),
     ({'dataset': 'stdlib', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'shards': 2}, '--shards'),
-    ({'input': 'a.txt', 'val_fraction': 0.0}, 'val_fraction'), ({'input': 'a.txt', 'val_fraction': 1.0}, 'val_fraction'),
+    ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'),
+    ({'input': 'a.txt', 'val_fraction': 1.0}, '0 and 1'),
     ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2'), ({'dataset': 'fineweb10B', 'shards': 104}, '103'),
     ({'dataset': 'fineweb10B', 'shards': -1}, '103')])
 def test_bad_settings(kwargs, what):
@@ -346,9 +348,26 @@ def test_nothing_is_overwritten():
 
 
 def test_left_overs_of_a_killed_run_are_cleared():
-    write('data/x.tmp/train_000009.bin', 'half')
+    ended = subprocess.Popen([sys.executable, '-c', ''])
+    ended.wait()
+    write(f'data/x.tmp{ended.pid}/train_000009.bin', 'half')
+    write(f'data/x.tmp{os.getppid()}/train_000009.bin', 'of a run that is at work')
     prepare.prepare('x', input=write('x.txt', 'some text\n' * 100), tokenizer='bytes')
-    assert os.listdir('data') == ['x'] and 'train_000009.bin' not in os.listdir('data/x')
+    assert sorted(os.listdir('data')) == ['x', f'x.tmp{os.getppid()}']
+    assert 'train_000009.bin' not in os.listdir('data/x')
+
+
+def test_another_run_makes_the_same_meanwhile(monkeypatch):
+    path = write('x.txt', 'some text\n' * 100)
+    rename = os.rename
+
+    def rename_twice(source, target):
+        prepare.shutil.copytree(source, target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, 'rename', rename_twice)
+    prepare.prepare('x', input=path, tokenizer='bytes')
+    assert os.listdir('data') == ['x'] and len(Tokens('x', 'train')) == 901
 
 
 def test_names_of_inputs():

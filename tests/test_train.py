@@ -1,0 +1,338 @@
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, TINY_RUN, make_data
+
+from model import GPT, GPTConfig
+
+
+def metrics(out_dir='out'):
+    return [json.loads(line) for line in Path(out_dir, 'metrics.jsonl').read_text().splitlines()]
+
+
+def same_metrics(a, b):
+    """Equal line by line, but for the time they took."""
+    strip = [[{k: v for k, v in line.items() if k != 'tokens_per_second'} for line in lines] for lines in (a, b)]
+    return strip[0] == strip[1]
+
+
+def load(out_dir='out', name='ckpt.pt'):
+    return torch.load(Path(out_dir, name), weights_only=True)
+
+
+def same_weights(a, b):
+    return a['iter_num'] == b['iter_num'] and all(torch.equal(w, b['model'][name]) for name, w in a['model'].items())
+
+
+# what a run leaves
+
+
+def test_a_run_learns_and_leaves_checkpoints_and_metrics(train):
+    run = train('--max_iters=40', '--eval_interval=20', '--log_interval=10', '--learning_rate=0.01')
+    lines = metrics()
+    assert [line['step'] for line in lines] == [0, 0, 10, 20, 20, 30, 40]
+    assert [line['step'] for line in lines if 'val_loss' in line] == [0, 20, 40]
+    assert lines[-1]['val_loss'] < lines[0]['val_loss'] - 1
+    assert set(lines[1]) == {'step', 'tokens', 'loss', 'lr', 'grad_norm', 'tokens_per_second'}
+    assert lines[2]['tokens'] == 11 * 2 * 4 * 16
+    saved = load()
+    assert {'model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config', 'tokenizer'} <= set(saved)
+    assert saved['iter_num'] == 40 and saved['best_val_loss'] == min(line.get('val_loss', 9) for line in lines)
+    assert saved['config']['learning_rate'] == 0.01 and saved['model_args']['vocab_size'] == 257
+    assert not list(Path('out').glob('*.tmp'))
+    model = GPT(GPTConfig(**saved['model_args']))
+    model.load_state_dict(saved['model'])
+    assert set(saved['model']) == set(run['raw_model'].state_dict())
+
+
+def test_best_checkpoint_is_that_of_the_lowest_validation_loss(train):
+    train('--learning_rate=0.3', '--min_lr=0.3', '--warmup_iters=0', '--max_iters=16')
+    scores = {line['step']: line['val_loss'] for line in metrics() if 'val_loss' in line}
+    best = load(name='ckpt_best.pt')
+    assert best['iter_num'] == min(scores, key=scores.get) < 16
+    assert best['best_val_loss'] == load()['best_val_loss'] == min(scores.values())
+
+
+def test_names_of_a_compiled_model_are_plain(train, monkeypatch):
+    compile = torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda model: compile(model, backend='eager'))
+    train('--compile=true', '--max_iters=2', '--out_dir=compiled')
+    train('--max_iters=2')
+    assert set(load('compiled')['model']) == set(load()['model'])
+
+
+def test_learning_rate_warms_up_and_follows_a_cosine(train):
+    train('--learning_rate=0.01', '--min_lr=0.001', '--warmup_iters=4', '--lr_decay_iters=12', '--max_iters=14')
+    lr = [line['lr'] for line in metrics() if 'lr' in line]
+    assert lr[:4] == pytest.approx([0.002, 0.004, 0.006, 0.008])
+    assert lr[4:12] == pytest.approx([0.001 + 0.0045 * (1 + math.cos(math.pi * i / 8)) for i in range(8)])
+    assert lr[12:] == pytest.approx([0.001, 0.001])
+
+
+def test_a_step_is_adamw_on_the_mean_gradient(train):
+    """The first step, against the same in plain torch."""
+    run = train('--max_iters=1', '--learning_rate=0.01', '--grad_clip=0.5', '--weight_decay=0.3')
+    torch.manual_seed(1337)
+    model = GPT(run['model_config'])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 / 3, betas=(0.9, 0.95), weight_decay=0.3)
+    idx, targets = (torch.cat(pair) for pair in zip(run['get_batch'](0), run['get_batch'](1)))
+    loss = F.cross_entropy(model(idx)[0].flatten(0, 1), targets.flatten())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    line = metrics()[1]
+    assert line['loss'] == pytest.approx(loss.item(), rel=1e-5)
+    assert line['grad_norm'] == pytest.approx(norm.item(), rel=1e-4)
+    for name, weight in load()['model'].items():
+        torch.testing.assert_close(weight, model.state_dict()[name], atol=2e-5, rtol=1e-4)
+
+
+# the data of a run
+
+
+def test_every_window_is_seen_once_an_epoch_in_a_seeded_order(train):
+    run = train('--max_iters=0')
+    n, stream = run['n_windows'], [run['train_data'].window(i * 16, 17) for i in range(run['n_windows'])]
+    batches = [run['get_batch'](i) for i in range(math.ceil(2 * n / 4))]
+    seen = [tuple(row.tolist()) for idx, _ in batches for row in idx][:2 * n]
+    targets = [tuple(row.tolist()) for _, targets in batches for row in targets][:2 * n]
+    assert sorted(seen[:n]) == sorted(seen[n:]) == sorted(tuple(window[:-1].tolist()) for window in stream)
+    assert sorted(zip(seen[:n], targets[:n])) == sorted((tuple(w[:-1].tolist()), tuple(w[1:].tolist())) for w in stream)
+    assert seen[:n] != seen[n:]
+    other = train('--max_iters=0', '--out_dir=other', '--ffn=hourglass', '--n_mlp=2', '--n_layer=3')
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, map(other['get_batch'], range(len(batches)))))
+    assert not torch.equal(train('--max_iters=0', '--out_dir=seed', '--seed=1')['get_batch'](0)[0], batches[0][0])
+
+
+@pytest.mark.parametrize('eval_tokens', [0, 200])
+def test_evaluation_is_an_exact_sum(train, eval_tokens):
+    run = train('--max_iters=0', f'--eval_tokens={eval_tokens}')
+    model, data = run['raw_model'], run['val_data']
+    n = eval_tokens or len(data) - 1
+    nats, nats_of_bytes, n_bytes = 0.0, 0.0, 0
+    for start in range(0, n, 16):
+        window = torch.from_numpy(data.window(start, min(16, n - start) + 1))
+        log_p = model(window[None, :-1])[0][0].double().log_softmax(-1)
+        for t, target in enumerate(window[1:].tolist()):
+            nats -= log_p[t, target].item()
+            if target < 256:  # end-of-text stands for no byte
+                nats_of_bytes -= log_p[t, target].item()
+                n_bytes += 1
+    line = metrics()[0]
+    assert line['val_loss'] == pytest.approx(nats / n, rel=1e-6)
+    assert line['val_ppl'] == pytest.approx(math.exp(nats / n), rel=1e-5)
+    assert line['val_bpb'] == pytest.approx(nats_of_bytes / n_bytes / math.log(2), rel=1e-6)
+    assert n_bytes < n or eval_tokens  # all of the split has the end of a text in it
+
+
+def test_two_processes_equal_one(train, run, tmp_path):
+    train('--out_dir=one')
+    run('train.py', *TINY_RUN, '--out_dir=two', processes=2)
+    one, two = metrics('one'), metrics('two')
+    assert [line['step'] for line in one] == [line['step'] for line in two]
+    for a, b in zip(one, two):
+        for name in ('loss', 'val_loss', 'val_bpb', 'grad_norm'):
+            assert a.get(name, 0) == pytest.approx(b.get(name, 0), abs=1e-5)
+    for a, b in zip(load('one')['model'].values(), load('two')['model'].values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+# stopped and resumed
+
+LONG = ['--max_iters=200', '--lr_decay_iters=200', '--eval_interval=5', '--dropout=0.1', '--eval_tokens=64']
+
+
+def start(*args, processes=0):
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}'] if processes else []
+    return subprocess.Popen([sys.executable, *torchrun, str(ROOT / 'train.py'), *TINY_RUN, *LONG, *args],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env={**os.environ, 'OMP_NUM_THREADS': '1'})
+
+
+def wait_for_step(out_dir, step):
+    deadline = time.time() + 60
+    while not (Path(out_dir, 'metrics.jsonl').exists() and f'"step": {step},' in Path(out_dir, 'metrics.jsonl').read_text()):
+        assert time.time() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def single_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_stopped_by_running_out_of_steps_and_resumed(train, single_thread):
+    train('--out_dir=whole', '--dropout=0.1')
+    train('--max_iters=6', '--dropout=0.1')
+    train('--max_iters=12', '--init_from=resume')  # dropout comes from the checkpoint
+    assert same_weights(load(), load('whole'))
+    # the end of the first run was evaluated as well, between two steps
+    assert same_metrics([line for line in metrics() if (line['step'], 'val_loss' in line) != (6, True)], metrics('whole'))
+
+
+def test_stopped_by_signals_and_resumed(train, single_thread):
+    train(*LONG, '--out_dir=whole')
+    run = start()
+    wait_for_step('out', 20)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 0 and 'go on with --init_from=resume' in run.stdout.read()
+    assert 20 < load()['iter_num'] < 200
+    draw = random.Random()
+    for _ in range(3):
+        step = load()['iter_num'] + draw.randint(3, 12)
+        run = start('--init_from=resume')
+        wait_for_step('out', step)
+        time.sleep(draw.uniform(0, 0.03))
+        run.kill()
+        run.wait()
+        load(), load(name='ckpt_best.pt')
+    assert load()['iter_num'] < 200
+    train(*LONG, '--init_from=auto')
+    assert same_weights(load(), load('whole')) and load()['best_val_loss'] == load('whole')['best_val_loss']
+    assert same_metrics(metrics(), metrics('whole'))
+
+
+def test_two_processes_stop_together_and_resume(train, run, single_thread):
+    job = start(processes=2)
+    wait_for_step('out', 7)
+    pids = subprocess.run(['pgrep', '-P', str(job.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(pids[-1]), signal.SIGINT)  # one of the two
+    assert job.wait(60) == 0
+    stopped = load()['iter_num']
+    assert 7 < stopped < 200
+    run('train.py', *TINY_RUN, *LONG, f'--max_iters={stopped + 5}', '--init_from=resume', processes=2)
+    assert [line['step'] for line in metrics() if 'loss' in line] == list(range(stopped + 5))
+
+
+def test_nothing_trained_is_overwritten_unasked(train):
+    train('--max_iters=1')
+    before = Path('out/ckpt.pt').read_bytes()
+    with pytest.raises(SystemExit, match='out/ckpt.pt is there already: go on from it with --init_from=resume'):
+        train('--max_iters=1')
+    assert Path('out/ckpt.pt').read_bytes() == before
+    with pytest.raises(SystemExit, match='elsewhere/ckpt.pt: no checkpoint to resume from'):
+        train('--init_from=resume', '--out_dir=elsewhere')
+    assert not Path('elsewhere').exists()
+
+
+def test_resuming_as_something_else_names_each_difference(train, tmp_path, monkeypatch):
+    train('--max_iters=1')
+    with pytest.raises(SystemExit) as error:
+        train('--init_from=resume', '--n_layer=3', '--seed=2', '--max_iters=3')
+    assert 'n_layer was 2 and is 3' in str(error.value) and 'seed was 1337 and is 2' in str(error.value)
+    assert '\n' not in str(error.value)
+    for name, value, message in (('tokenizer.json', {'name': 'bytes', 'vocab_size': 257, 'eot': 255}, 'another tokenizer'),
+                                 ('meta.json', {'vocab_size': 257, 'tokenizer': 'bytes'}, 'prepared anew')):
+        path = Path('data/tiny', name)
+        before = path.read_bytes()
+        path.write_text(json.dumps(value))
+        with pytest.raises(SystemExit, match=message):
+            train('--init_from=resume')
+        path.write_bytes(before)
+    Path('out/ckpt.pt').write_bytes(Path('out/ckpt.pt').read_bytes()[:3000])
+    with pytest.raises(SystemExit, match='out/ckpt.pt cannot be read'):
+        train('--init_from=resume')
+
+
+# what can go wrong
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--dataset=other'], 'data/other'),
+    (['--n_head=5'], 'n_head=5: must divide'),
+    (['--block_size=100000'], 'less than a window of block_size'),
+    (['--vocab_size=100'], 'vocab_size=100 is less than the 257 of data/tiny'),
+    (['--batch_size=0'], 'batch_size=0: must be at least 1'),
+    (['--init_from=gpt2'], 'init_from=gpt2: must be'),
+    (['--device=tpu'], 'device=tpu: must be'),
+    (['--device=mps'], 'device=mps: this machine'),
+    (['--dtype=float16'], 'dtype=float16: must be'),
+    (['--compile=maybe'], 'compile=maybe: must be'),
+    (['--learning_rates=1'], "did you mean 'learning_rate'"),
+])
+def test_a_wrong_setting_is_one_line(train, args, message):
+    with pytest.raises(SystemExit) as error:
+        train(*args)
+    assert message in str(error.value) and '\n' not in str(error.value)
+    assert not Path('out').exists()
+
+
+def test_loss_that_is_not_finite(train):
+    train('--max_iters=4')
+    before = {path.name: path.read_bytes() for path in Path('out').glob('*.pt')}
+    broken = load()
+    broken['model']['blocks.0.ffn.mlps.0.up_proj.weight'][:] = math.inf
+    torch.save(broken, 'out/ckpt.pt')
+    with pytest.raises(SystemExit, match='step 4: the loss is (nan|inf).*try a lower --learning_rate'):
+        train('--init_from=resume', '--max_iters=9')
+    assert load()['iter_num'] == 4 and Path('out/ckpt_best.pt').read_bytes() == before['ckpt_best.pt']
+
+
+def corrupt(position):
+    """Write a token id past the vocabulary into the training data."""
+    path = Path('data/tiny/train_000000.bin')
+    shard = np.fromfile(path, dtype=np.uint16)
+    shard[512 + position] = 60000
+    shard.tofile(path)
+
+
+def test_token_outside_of_the_vocabulary(train):
+    corrupt(100)
+    with pytest.raises(SystemExit, match='data/tiny has a token id 60000, outside of vocab_size=257'):
+        train('--max_iters=200', '--eval_interval=1000')
+    assert load()['iter_num'] == 0
+
+
+def one_line_of(done, message):
+    said = [line for line in done.stderr.splitlines() if message in line]
+    assert len(said) == 1, done.stderr
+    assert 'train.py", line' not in done.stderr  # no traceback of ours
+
+
+def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monkeypatch):
+    make_data(tmp_path, monkeypatch)
+    began = time.time()
+    one_line_of(run('train.py', *TINY_RUN, '--gradient_accumulation_steps=3', processes=2, status=1),
+                'gradient_accumulation_steps=3 cannot be shared equally')
+    corrupt(100)  # one of the two processes meets it
+    one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, status=1),
+                'has a token id 60000')
+    assert load()['iter_num'] == 0
+    assert time.time() - began < 60
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='limits the size of files by ulimit')
+@pytest.mark.parametrize('processes', [0, 2])
+def test_full_disk_leaves_the_last_checkpoint_whole(train, processes):
+    train('--max_iters=4')
+    before = {path.name: path.read_bytes() for path in Path('out').iterdir()}
+    torchrun = f'-m torch.distributed.run --standalone --nproc_per_node={processes}' if processes else ''
+    command = (f'ulimit -f 40; {sys.executable} {torchrun} {ROOT}/train.py {" ".join(TINY_RUN)} '
+               '--init_from=resume --max_iters=9 --eval_interval=3')
+    done = subprocess.run(['bash', '-c', command], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    one_line_of(done, 'out cannot be written: ')
+    assert {path.name: path.read_bytes() for path in Path('out').glob('*.pt')} == {
+        name: data for name, data in before.items() if name.endswith('.pt')}
+    assert not list(Path('out').glob('*.tmp'))
+
+
+def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
+    out = run('train.py', '--max_iters=2', '--eval_tokens=2000').stdout
+    assert 'a sample:' in out and (tmp_path / 'data/stdlib/meta.json').exists()
+    again = run('train.py', status=1)
+    assert again.stderr.count('\n') == 1
