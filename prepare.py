@@ -70,7 +70,7 @@ class Tokenizer:
         self.name, self.vocab_size, self.eot = state['name'], state['vocab_size'], state['eot']
         self.encoding = None
         ranks = {bytes([i]): i for i in range(256)}
-        if self.name != 'bytes':
+        if 'ranks' in state:
             import tiktoken
             ranks = parse_ranks(state['ranks'])
             self.encoding = tiktoken.Encoding(self.name, pat_str=state['pattern'], mergeable_ranks=ranks,
@@ -496,24 +496,23 @@ def remove_left_overs(dataset):
 
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, seed=1337, shards=0):
     """Prepare data/NAME, as the command does, whose settings are explained below. Ends the program if it cannot."""
-    ready_made = dataset in READY_MADE and not input
     folder, building, downloads = (DATA / (dataset + end) for end in ('', f'.tmp{os.getpid()}', '.download'))
-    if dataset in ('', '.', '..') or dataset != os.path.basename(dataset):
-        fail(f'--dataset={dataset} should be the name of a folder in {DATA}')
+    if not re.fullmatch(r'[^./\\][^/\\]*', dataset) or '.tmp' in dataset or '.download' in dataset:
+        fail(f'--dataset={dataset} should be a name for a folder in {DATA}, without .tmp and .download')
     if not input and dataset not in NAMED:
         near = difflib.get_close_matches(dataset, NAMED, n=1)
         fail(f'--dataset={dataset}: what is its --input? The data sets that need none are {", ".join(NAMED)}'
              + (f'; did you mean {near[0]}?' if near else ''))
-    if input and dataset == 'stdlib':
-        fail('--input needs a name for what is made of it: --dataset=NAME')
-    if ready_made and tokenizer not in ('', 'gpt2') or shards and not ready_made:
+    if input and dataset in ('stdlib', *READY_MADE):
+        fail(f'--input: {dataset} has its own; give this another name with --dataset=NAME')
+    if shards and dataset not in READY_MADE or dataset in READY_MADE and tokenizer not in ('', 'gpt2'):
         fail(f'--shards is for {", ".join(READY_MADE)}, which are gpt2 tokens, and --tokenizer for all others')
     if not 0 < val_fraction < 1:
         fail(f'--val_fraction={val_fraction} should be between 0 and 1')
-    if folder.exists() and not ready_made:
+    if folder.exists() and dataset not in READY_MADE:
         fail(f'{folder} is there already: remove it, or choose another --dataset')
     try:
-        if ready_made:
+        if dataset in READY_MADE:
             prepare_ready_made(dataset, folder, downloads, shards)
         else:
             tokenizer = Tokenizer.load(tokenizer or ('bytes' if dataset == 'stdlib' else 'gpt2'))
@@ -522,7 +521,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, se
             elif input.startswith(('http://', 'https://')):
                 inputs = download_text(input, downloads)
             else:
-                inputs = find_inputs(input)
+                inputs = find_inputs(os.path.expanduser(input))
             remove_left_overs(dataset)
             building.mkdir(parents=True)
             describe(building, tokenizer, write_shards(building, inputs, tokenizer, field, val_fraction, seed))
@@ -531,14 +530,14 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.01, se
             except OSError:  # another run may have made it meanwhile: then it should be the same
                 if not folder.exists() or read_file(folder.name, 'meta.json') != read_file(building.name, 'meta.json'):
                     raise
-        shutil.rmtree(downloads, ignore_errors=True)
+            shutil.rmtree(downloads, ignore_errors=True)
     except OSError as error:
         fail(f'{error.filename or folder}: {error.strerror or error}')
     finally:
         shutil.rmtree(building, ignore_errors=True)
-        for path in (downloads, folder, DATA):
+        for path in (downloads, DATA):
             with contextlib.suppress(OSError):
-                path.rmdir()  # where a failure has left it empty
+                path.rmdir()  # if it is empty
     for split in ('train', 'val'):
         print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in read_meta(dataset)[split].items()))
 

@@ -328,7 +328,8 @@ def test_damaged_gz_is_named():
     ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'x.tmp1', 'input': 'a.txt'}, '.tmp'),
     ({'dataset': '..', 'input': 'a.txt'}, '--dataset'),
     ({'dataset': 'stdlib', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'shards': 2}, '--shards'),
-    ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'),
+    ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--dataset=NAME'),
+    ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'),
     ({'input': 'a.txt', 'val_fraction': 1.0}, '0 and 1'),
     ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2'), ({'dataset': 'fineweb10B', 'shards': 104}, '103'),
     ({'dataset': 'fineweb10B', 'shards': -1}, '103')])
