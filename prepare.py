@@ -57,8 +57,8 @@ NAMED = ['stdlib', *TEXTS, *READY_MADE]
 # cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
            r'|\s++$|\s*[\r\n]|\s+(?!\S)|\s')
-# After such a newline this pattern and GPT-2's begin a new match: text cut there has the same tokens as uncut.
-SAFE_CUT = re.compile(r'\S\n(?=\w)|\n(?= \w)')
+# Between two words and after a lone newline this pattern and GPT-2's end a match: cut there, text has the same tokens.
+SAFE_CUT = re.compile(r'\w(?= \w)|\S\n(?=\w)')
 
 
 class Tokenizer:

@@ -255,7 +255,8 @@ def test_llama_3_rank_file():
 
 def test_text_is_cut_where_tokens_end():
     tokenizer = Tokenizer.load(write_ranks())
-    for text in ('in the end\nthe thing\n' * 50_000, ' = the = \n the thing \n' * 50_000):
+    for text in ('in the end\nthe thing\n' * 50_000, '  = the = \n\n    the, in\r\n  \tthe 12 in\n' * 30_000,
+                 '在线\n的\n' * 200_000):
         pieces = list(tokenizer.pieces(text.encode()))
         assert len(pieces) > 3 and ''.join(pieces) == text
         assert tokenizer.encode(text) == tokenizer.encoding.encode_ordinary(text)
