@@ -37,8 +37,8 @@ from model import GPT, GPTConfig, budget, resolve_device
 out_dir = 'out'  # checkpoints and metrics.jsonl go here
 init_from = 'scratch'  # or 'resume' from out_dir's checkpoint, or 'auto': resume if there is one
 seed = 1337  # of the initial weights, the order of the data, and dropout
-eval_interval = 250  # steps between evaluations, each of which saves a checkpoint
-eval_tokens = 131072  # validation tokens of an evaluation, the first ones; 0: all
+eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
+eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
 eval_only = False  # evaluate once and leave
 log_interval = 10  # steps between lines of metrics.jsonl
 sample_tokens = 256  # tokens of a sample printed at the end; 0: none
@@ -47,19 +47,19 @@ wandb_project = 'tapered-hourglass'
 wandb_run_name = ''
 # the data
 dataset = 'stdlib'  # data/stdlib, from prepare.py
-batch_size = 32  # sequences per micro-step
+batch_size = 16  # sequences per micro-step
 gradient_accumulation_steps = 1  # micro-steps per step, of all processes together
-block_size = 256  # tokens per sequence
+block_size = 128  # tokens per sequence
 # the model: see GPTConfig in model.py
 vocab_size = 0  # 0: that of the data
-n_layer = 6
-n_head = 4
+n_layer = 4
+n_head = 3
 n_kv_head = 0  # heads of keys and values; 0: n_head
 head_dim = 0  # 0: n_embd // n_head
-n_embd = 128  # d_model
+n_embd = 192  # d_model
 ffn = 'standard'  # or hourglass, tapered, tapered_hourglass
 ffn_width = 0  # hidden units per layer, the mean over the depth; 0: what meets param_budget
-param_budget = 1572864  # parameters of token mixers and FFNs together; 0: what ffn_width gives
+param_budget = 1769472  # parameters of token mixers and FFNs together; 0: what ffn_width gives
 ffn_multiple = 16  # every MLP's width is a multiple of this
 n_mlp = 4  # K, the MLPs of a hourglass FFN
 taper = 'cosine'  # or linear, sigmoid, step
@@ -71,12 +71,12 @@ tie_embeddings = True  # the head is the embedding table
 dropout = 0.0
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
-max_iters = 750  # steps
+max_iters = 800  # steps
 weight_decay = 0.1
 beta1 = 0.9
 beta2 = 0.95
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
-warmup_iters = 75  # linear rise of the learning rate
+warmup_iters = 60  # linear rise of the learning rate
 lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters
 min_lr = 3e-4  # and where
 # the machine
@@ -171,11 +171,10 @@ micro_steps = gradient_accumulation_steps // world_size  # of this process, in e
 # ----------------------------------------------------------------------------------------------------------------------
 # The data
 
-if dataset == 'stdlib' and not Path('data/stdlib').exists():
-    if local_rank == 0:
-        prepare.prepare('stdlib')
-    if ddp:
-        dist.barrier(group=control)
+if local_rank == 0 and dataset == 'stdlib' and not Path('data/stdlib').exists():
+    prepare.prepare('stdlib')
+if ddp:
+    dist.barrier(group=control)
 meta = prepare.read_meta(dataset)
 tokenizer = prepare.read_tokenizer(dataset)
 token_bytes = prepare.read_token_bytes(dataset)
