@@ -28,5 +28,6 @@ def test_files_and_settings_that_the_readme_names_exist(run):
         assert (ROOT / path).exists(), path
     settings = ' '.join(run(script, '--help').stdout for script in ('train.py', 'sample.py', 'prepare.py', 'model.py'))
     commands = [line for line in README.splitlines() if 'python' in line or 'torchrun' in line]
+    of_torchrun = 'nproc_per_node', 'nnodes', 'rdzv_backend', 'rdzv_endpoint', 'rdzv_id'
     for flag in re.findall(r'--(\w+)=', ' '.join(commands)):
-        assert f'--{flag}=' in settings or flag in ('nproc_per_node', 'nnodes', 'rdzv_backend', 'rdzv_endpoint', 'rdzv_id')
+        assert f'--{flag}=' in settings or flag in of_torchrun, flag

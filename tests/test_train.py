@@ -161,8 +161,8 @@ def start(*args, processes=0):
 
 
 def wait_for_step(out_dir, step):
-    deadline = time.time() + 60
-    while not (Path(out_dir, 'metrics.jsonl').exists() and f'"step": {step},' in Path(out_dir, 'metrics.jsonl').read_text()):
+    path, deadline = Path(out_dir, 'metrics.jsonl'), time.time() + 60
+    while not (path.exists() and f'"step": {step},' in path.read_text()):
         assert time.time() < deadline
         time.sleep(0.005)
 
@@ -181,7 +181,8 @@ def test_stopped_by_running_out_of_steps_and_resumed(train, single_thread):
     train('--max_iters=12', '--init_from=resume')  # dropout comes from the checkpoint
     assert same_weights(load(), load('whole'))
     # the end of the first run was evaluated as well, between two steps
-    assert same_metrics([line for line in metrics() if (line['step'], 'val_loss' in line) != (6, True)], metrics('whole'))
+    lines = [line for line in metrics() if line['step'] != 6 or 'loss' in line]
+    assert same_metrics(lines, metrics('whole'))
 
 
 def test_stopped_by_signals_and_resumed(train, single_thread):
@@ -235,8 +236,9 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
         train('--init_from=resume', '--n_layer=3', '--seed=2', '--max_iters=3')
     assert 'n_layer was 2 and is 3' in str(error.value) and 'seed was 1337 and is 2' in str(error.value)
     assert '\n' not in str(error.value)
-    for name, value, message in (('tokenizer.json', {'name': 'bytes', 'vocab_size': 257, 'eot': 255}, 'another tokenizer'),
-                                 ('meta.json', {'vocab_size': 257, 'tokenizer': 'bytes'}, 'prepared anew')):
+    tokenizer, meta = {'name': 'bytes', 'vocab_size': 257, 'eot': 255}, {'vocab_size': 257, 'tokenizer': 'bytes'}
+    for name, value, message in (('tokenizer.json', tokenizer, 'another tokenizer'),
+                                 ('meta.json', meta, 'prepared anew')):
         path = Path('data/tiny', name)
         before = path.read_bytes()
         path.write_text(json.dumps(value))
