@@ -9,9 +9,15 @@ all the FFNs of a model is one table of hidden widths, n_layer rows of K, which 
     tapered             K = 1, widths that fall with depth (Bayat, Behrouz and Courville, arXiv 2606.23670)
     tapered_hourglass   both
 
+The token mixer is one of three, at any of these shapes:
+
+    attention   causal softmax attention
+    gated       the same with its output gated by sigmoid(W x) (Qiu et al., arXiv 2505.06708)
+    titans      a memory that learns while it reads (Behrouz et al., arXiv 2501.00663)
+
 The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, since a gain before a
 linear layer could be folded into its matrix: so K MLPs hold exactly as many parameters as one that is K times as wide,
-and models of one budget match to the last parameter.
+and models of one budget match to the last parameter. With norm = 'olmo2' the block is that of OLMo-2, gains included.
 
 `python model.py config/hourglass_113m.py --baseline=config/standard_113m.py` prints the budget without building
 anything.
@@ -20,6 +26,7 @@ anything.
 import copy
 import json
 import math
+import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -43,11 +50,15 @@ class GPTConfig:
     n_kv_head: int = 0  # heads of keys and values; 0: n_head
     head_dim: int = 0  # 0: n_embd // n_head; else attention has a width of its own, n_head * head_dim
     n_embd: int = 768  # d_model, the width of the residual stream
+    mixer: str = 'attention'  # or gated, titans
+    memory_chunk: int = 64  # tokens that Titans' memory reads between two looks at its own weights
+    norm: str = 'pre'  # x + f(norm(x)); or olmo2: x + norm(f(x)), and queries and keys normed whole, all with gains
     ffn: str = 'standard'  # or hourglass, tapered, tapered_hourglass
     ffn_width: int = 0  # hidden units of a layer, the mean over the depth; 0: what meets param_budget
     param_budget: int = 0  # parameters of mixers and FFNs together; 0: what ffn_width gives
     ffn_multiple: int = 16  # every MLP's width is a multiple of this
     n_mlp: int = 4  # K, the MLPs of a hourglass FFN
+    mlp_periods: str = ''  # Hope: '1,4,16' updates the l-th MLP of every FFN each 1, 4, 16 steps; empty: all in each
     taper: str = 'cosine'  # or linear, sigmoid, step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # and of the last
@@ -57,16 +68,31 @@ class GPTConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'ffn_multiple', 'n_mlp'):
+        for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'memory_chunk', 'ffn_multiple',
+                     'n_mlp'):
             self.require(getattr(self, name) >= 1, name, 'must be at least 1')
         for name in ('n_kv_head', 'head_dim', 'ffn_width', 'param_budget'):
             self.require(getattr(self, name) >= 0, name, 'must not be negative')
         self.require(self.head_dim or self.n_embd % self.n_head == 0, 'n_head',
                     f'must divide n_embd={self.n_embd}, unless head_dim is given')
         self.head_dim = self.head_dim or self.n_embd // self.n_head
-        self.n_kv_head = self.n_kv_head or self.n_head
-        self.require(self.n_head % self.n_kv_head == 0, 'n_kv_head', f'must divide n_head={self.n_head}')
+        self.require(self.mixer in MIXERS, 'mixer', f'must be one of {", ".join(MIXERS)}')
+        self.require(self.norm in ('pre', 'olmo2'), 'norm', 'must be one of pre, olmo2')
+        if self.mixer == 'titans':
+            self.require(self.n_kv_head == 0, 'n_kv_head', 'must be 0 with mixer=titans: every head has its own memory')
+            self.require(not self.qk_norm, 'qk_norm', 'must be off with mixer=titans: its queries and keys have norm 1')
+        else:
+            self.n_kv_head = self.n_kv_head or self.n_head
+            self.require(self.n_head % self.n_kv_head == 0, 'n_kv_head', f'must divide n_head={self.n_head}')
+        self.require(not (self.qk_norm and self.norm == 'olmo2'), 'qk_norm', 'must be off with norm=olmo2, which has '
+                     'norms of queries and keys of its own')
         self.require(self.head_dim % 2 == 0, 'head_dim', 'must be even: rotary embeddings turn pairs')
+        if self.mlp_periods:
+            self.require(re.fullmatch('[1-9][0-9]*(,[1-9][0-9]*)*', self.mlp_periods), 'mlp_periods',
+                         "must be numbers of steps, like '1,4,16'")
+            self.require('hourglass' in self.ffn, 'mlp_periods', 'needs ffn=hourglass or tapered_hourglass')
+            self.require(self.mlp_periods.count(',') + 1 == self.n_mlp, 'mlp_periods',
+                         f'must have a number for each of n_mlp={self.n_mlp} MLPs')
         self.require(self.rope_theta > 0, 'rope_theta', 'must be positive')
         self.require(0 <= self.dropout < 1, 'dropout', 'must be at least 0 and below 1')
         self.require(self.ffn in FFN_KINDS, 'ffn', f'must be one of {", ".join(FFN_KINDS)}')
@@ -86,6 +112,7 @@ class GPTConfig:
             raise ValueError(f'{name}={getattr(self, name)!r}: {why}')
 
 
+MIXERS = ('attention', 'gated', 'titans')
 FFN_KINDS = ('standard', 'hourglass', 'tapered', 'tapered_hourglass')
 TAPERS = ('cosine', 'linear', 'sigmoid', 'step')
 
@@ -150,9 +177,13 @@ def hidden_units(config):
 
 
 def mixer_params(config):
-    """Parameters of all token mixers."""
-    c = config
-    return c.n_layer * c.n_embd * c.head_dim * (2 * c.n_head + 2 * c.n_kv_head)
+    """Parameters of all token mixers, without gains."""
+    c, width = config, config.n_head * config.head_dim
+    if c.mixer == 'titans':  # five projections; three convolutions; alpha, eta and theta; the initial memories
+        one = 5 * c.n_embd * width + 3 * 4 * width + 3 * c.n_head * (c.n_embd + 1) + 2 * width * c.head_dim
+    else:
+        one = c.n_embd * (2 * width + 2 * c.n_kv_head * c.head_dim + (width if c.mixer == 'gated' else 0))
+    return c.n_layer * one
 
 
 def padded_vocab(config):
@@ -164,15 +195,26 @@ def budget(config):
 
     FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and in
     each layer 6 * n_head * head_dim * block_size for attention's scores and averages, half of the full square.
+
+    Titans' memory of head_dim d, in chunks of C tokens, takes instead 6 * (11 d^2 + 2 C d + C^2 / 6) in each head: a
+    token is multiplied by d x d matrices 11 times (3 for its gradient, 4 to add it to both weights and momenta, 4 to
+    read), by the C tokens of its chunk 4 times, of which half is needed, and D E is a product of two triangles.
     """
-    c = config
-    counts = {'attention': mixer_params(c), 'ffn': 3 * c.n_embd * sum(map(sum, ffn_widths(c))), 'gains': 0}
+    c, widths = config, ffn_widths(config)
+    counts = {'attention': mixer_params(c), 'ffn': 3 * c.n_embd * sum(map(sum, widths)), 'gains': 0}
+    if c.norm == 'olmo2':  # after the mixer and every MLP, at the end, and of queries and keys
+        heads = 0 if c.mixer == 'titans' else c.n_head + c.n_kv_head
+        counts['gains'] = c.n_embd * (c.n_layer * (1 + len(widths[0])) + 1) + c.n_layer * heads * c.head_dim
     counts['non_embedding'] = sum(counts.values())
     head = padded_vocab(c) * c.n_embd
     counts['embedding'] = head if c.tie_embeddings else 2 * head
     counts['total'] = counts['non_embedding'] + counts['embedding']
-    counts['flops_per_token'] = (6 * (counts['attention'] + counts['ffn'] + head)
-                                 + 6 * c.n_layer * c.n_head * c.head_dim * c.block_size)
+    matrices, mixing = counts['attention'] + counts['ffn'] + head, c.n_layer * c.n_head * c.head_dim * c.block_size
+    if c.mixer == 'titans':
+        d, C = c.head_dim, min(c.memory_chunk, c.block_size)
+        matrices -= c.n_layer * c.n_head * (2 * d * d + 3)  # the initial memories and biases
+        mixing = c.n_layer * c.n_head * (11 * d * d + 2 * C * d + C * C // 6)
+    counts['flops_per_token'] = 6 * (matrices + mixing)
     return counts
 
 
@@ -193,6 +235,17 @@ class Linear(nn.Linear):
 def norm(x):
     """RMSNorm without a gain, over the last dimension."""
     return F.rms_norm(x, (x.size(-1),), eps=1e-6)
+
+
+class Norm(nn.Module):
+    """RMSNorm with a gain."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return norm(x) * self.gain.to(x.dtype)
 
 
 def rotary_table(config):
@@ -236,12 +289,22 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd)
+        if c.norm == 'olmo2':
+            self.q_norm, self.k_norm = Norm(c.n_head * c.head_dim), Norm(c.n_kv_head * c.head_dim)
+
+    def new_cache(self, batch_size, device, dtype):
+        return KVCache(batch_size, self.config, device, dtype)
 
     def forward(self, x, rotary, cache=None):
-        """x: (B, T, C), normed; rotary: cos and sin of the T positions. With a cache, T is 1 or the cache is empty."""
+        """x: (B, T, C); rotary: cos and sin of the T positions. With a cache, T is 1 or the cache is empty."""
+        return self.o_proj(self.attend(x, rotary, cache))
+
+    def attend(self, x, rotary, cache):
         B, T, _ = x.size()
-        q, k, v = (proj(x).view(B, T, -1, self.config.head_dim).transpose(1, 2)  # (B, H, T, head_dim)
-                   for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.config.norm == 'olmo2':
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (y.view(B, T, -1, self.config.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
         if self.config.qk_norm:
             q, k = norm(q), norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
@@ -250,7 +313,127 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=T > 1, dropout_p=self.config.dropout if self.training else 0.0,
             enable_gqa=self.config.n_kv_head < self.config.n_head)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
+        return y.transpose(1, 2).reshape(B, T, -1)
+
+
+class GatedAttention(Attention):
+    """W_o(attention(x) * sigmoid(W_g x)), a gate for each channel of each head (Qiu et al., arXiv 2505.06708)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate_proj = Linear(config.n_embd, config.n_head * config.head_dim)
+
+    def forward(self, x, rotary, cache=None):
+        return self.o_proj(self.attend(x, rotary, cache) * self.gate_proj(x).sigmoid())
+
+
+class MemoryState:
+    """What Titans keep of the tokens read so far, for one layer: weights and momentum, (2, B, H, head_dim, head_dim),
+    the weights at the start of the current chunk, where gradients are taken, and the convolution's last inputs."""
+
+    def __init__(self, weights, inputs):
+        self.weights = self.start = weights
+        self.momentum = torch.zeros_like(weights)
+        self.inputs = inputs
+        self.length = 0
+
+
+class Titans(nn.Module):
+    """Long-term memory as the token mixer (Behrouz et al., arXiv 2501.00663, sections 3 and 4.4).
+
+    In each head an MLP, M(k) = W2 silu(W1 k), learns while it reads to map keys to values, by gradient descent on
+    |M(k) - v|^2 / 2 with momentum eta, step size theta and forgetting alpha, all three computed from each token:
+
+        S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
+
+    Gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
+    products u k' and e a', so everything is exact in matrix products over a chunk: see `read`.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        c, width = config, config.n_head * config.head_dim
+        self.qkv_proj = Linear(c.n_embd, 3 * width)
+        self.rate_proj = Linear(c.n_embd, 3 * c.n_head)
+        self.gate_proj = Linear(c.n_embd, width)
+        self.o_proj = Linear(width, c.n_embd)
+        # What keeps its input's scale: four taps of 1/2, and matrices of 1 / sqrt(d) for keys of norm 1.
+        self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
+        self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
+        # At first alpha = 0.01, eta = 0.9, theta = 0.01: with momentum a token moves the memory a tenth of the way.
+        self.rate_bias = nn.Parameter(torch.tensor([[0.01], [0.9], [0.01]]).logit().repeat(1, c.n_head).flatten())
+
+    def new_cache(self, batch_size, device, dtype):
+        memory = self.memory.to(torch.promote_types(dtype, torch.float32))
+        return MemoryState(memory[:, None].repeat(1, batch_size, 1, 1, 1),
+                           torch.zeros(batch_size, 3, self.taps.size(1), device=device, dtype=dtype))
+
+    def forward(self, x, rotary=None, cache=None):
+        """x: (B, T, C). With a cache, T is 1 or the cache is empty. Memory and rates are in float32 in any case."""
+        (B, T, _), H, chunk = x.size(), self.config.n_head, self.config.memory_chunk
+        state = cache or self.new_cache(B, x.device, x.dtype)
+        inputs = torch.cat((state.inputs, self.qkv_proj(x)), dim=1)
+        state.inputs = inputs[:, -3:]
+        qkv = F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(self.taps.to(x.dtype))))
+        q, k, v = qkv.to(state.weights.dtype).view(B, T, 3, H, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, head_dim)
+        rates = self.rate_proj(x.to(state.weights.dtype)) + self.rate_bias
+        alpha, eta, theta = rates.view(B, T, 3, H).permute(2, 0, 3, 1)  # (B, H, T)
+        tokens = (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v,
+                  F.logsigmoid(-alpha), F.logsigmoid(eta), theta.sigmoid())
+        whole = T - T % chunk
+        parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
+        parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
+        y = torch.cat([self.read(state, *part) for part in parts], dim=2)
+        y = norm(y.transpose(1, 2)).reshape(B, T, -1).to(x.dtype)
+        return self.o_proj(y * self.gate_proj(x).sigmoid())
+
+    def read(self, state, q, k, v, log_keep, log_eta, theta):
+        """Read N chunks of C tokens: q, k, v (B, H, N, C, d), their rates (B, H, N, C). Returns y (B, H, N * C, d).
+
+        Of a chunk that begins with weights W and momentum S, the weights after token t are linear in the gradients:
+        W_t = keep_t W + m_t S - sum_{i <= t} A[t, i] G_i, with D[t, i] the product of 1 - alpha over i + 1..t, E[t, i]
+        that of eta, A = D E diag(theta), keep_t and eta_t the products from the start through t, m = D eta.
+        """
+        D, E = products(log_keep), products(log_eta)  # (B, H, N, C, C)
+        A = D @ E * theta.unsqueeze(-2)
+        keep, eta = (log.cumsum(-1).exp().unsqueeze(-1) for log in (log_keep, log_eta))  # (B, H, N, C, 1)
+        m = D @ eta
+        end = (keep[..., -1:, :], m[..., -1:, :], eta[..., -1:, :],
+               A[..., -1, :].unsqueeze(-1), (E[..., -1, :] * theta).unsqueeze(-1))
+        (W1, W2), (S1, S2), u, e, a = self.learn(state, k, v, *end)
+        h = F.silu(keep * (q @ W1.mT) + m * (q @ S1.mT) - (A * (q @ k.mT)) @ u)
+        y = keep * (h @ W2.mT) + m * (h @ S2.mT) - (A * (h @ a.mT)) @ e
+        return y.flatten(2, 3)
+
+    @torch.compiler.disable  # a loop over chunks takes minutes to compile, and its time is in matrix products anyway
+    def learn(self, state, *chunks):
+        """Carry the state through the chunks. Returns, of each, the weights and momenta at its start and its gradients'
+        factors: they are u k' for W1 and e a' for W2."""
+        seen = []
+        for k, v, keep, m, eta, to_weights, to_momentum in zip(*(t.unbind(2) for t in chunks)):
+            W1, W2 = state.start
+            z = k @ W1.mT
+            s = z.sigmoid()
+            a = z * s
+            e = a @ W2.mT - v
+            u = e @ W2 * (s + a * (1 - s))  # silu'(z)
+            seen.append((state.weights, state.momentum, u, e, a))
+            left, right = torch.stack((u, e)), torch.stack((k, a))
+            state.weights, state.momentum = (
+                keep * state.weights + m * state.momentum - (to_weights * left).mT @ right,
+                eta * state.momentum - (to_momentum * left).mT @ right)
+            state.length += k.size(-2)
+            if state.length % self.config.memory_chunk == 0:
+                state.start = state.weights
+        return [torch.stack(each, dim=-3) for each in zip(*seen)]
+
+
+def products(log_rates):
+    """(..., C, C): the product of the rates over i + 1..t at [t, i], 0 above the diagonal. log_rates: (..., C)."""
+    sums = log_rates.cumsum(-1)
+    above = torch.ones(sums.size(-1), sums.size(-1), dtype=torch.bool, device=sums.device).triu(1)
+    return (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
 
 
 class MLP(nn.Module):
@@ -266,30 +449,42 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Residual(nn.Module):
+    """Adds to the stream: x + f(norm(x)), or as in OLMo-2 (arXiv 2501.00656) x + norm(f(x)), with a gain."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.norm = Norm(config.n_embd) if config.norm == 'olmo2' else None
+        self.dropout = config.dropout
+
+    def forward(self, x, f, *args):
+        y = self.norm(f(x, *args)) if self.norm else f(norm(x), *args)
+        return x + F.dropout(y, self.dropout, self.training)
+
+
 class FFN(nn.Module):
     """A stack of K residual MLPs, x = x + MLP_i(norm(x)) for i = 1..K (Liao et al.). Takes and returns the stream."""
 
     def __init__(self, config, widths):
         super().__init__()
         self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
-        self.dropout = config.dropout
+        self.residuals = nn.ModuleList(Residual(config) for _ in widths)
 
     def forward(self, x):
-        for mlp in self.mlps:
-            x = x + F.dropout(mlp(norm(x)), self.dropout, self.training)
+        for mlp, residual in zip(self.mlps, self.residuals):
+            x = residual(x, mlp)
         return x
 
 
 class Block(nn.Module):
     def __init__(self, config, widths):
         super().__init__()
-        self.attention = Attention(config)
+        self.mixer = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}[config.mixer](config)
+        self.residual = Residual(config)
         self.ffn = FFN(config, widths)
-        self.dropout = config.dropout
 
     def forward(self, x, rotary, cache=None):
-        x = x + F.dropout(self.attention(norm(x), rotary, cache), self.dropout, self.training)
-        return self.ffn(x)
+        return self.ffn(self.residual(x, self.mixer, rotary, cache))
 
 
 LOSS_CHUNK = 1024  # tokens
@@ -336,6 +531,7 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype
         self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
         self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
+        self.norm = Norm(config.n_embd) if config.norm == 'olmo2' else norm
         self.head = Linear(config.n_embd, padded_vocab(config))
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -345,11 +541,13 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self):
-        """Normal, 0.02; what writes to the residual stream is scaled down by the root of the number of such writes."""
+        """Normal, 0.02; what writes to the residual stream is scaled down by the root of the number of such writes.
+        Gains and what Titans have besides matrices begin as their classes say."""
         writes = sum(1 + len(block.ffn.mlps) for block in self.blocks)
         for name, weight in self.named_parameters():
-            writes_to_stream = name.endswith(('o_proj.weight', 'down_proj.weight'))
-            nn.init.normal_(weight, std=0.02 / math.sqrt(writes) if writes_to_stream else 0.02)
+            if name.endswith('weight'):
+                writes_to_stream = name.endswith(('o_proj.weight', 'down_proj.weight'))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(writes) if writes_to_stream else 0.02)
 
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
@@ -364,22 +562,31 @@ class GPT(nn.Module):
         return None, CrossEntropy.apply(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
 
     def hidden(self, idx, caches=None):
-        """The residual stream after the last layer and norm, (B, T, C); with a list of KVCaches, one for each layer,
-        idx goes on where they end."""
+        """The residual stream after the last layer and norm, (B, T, C); with a list of caches, one for each layer, idx
+        goes on where they end."""
         start = caches[0].length if caches else 0
         rotary = [table[start:start + idx.size(1)].to(self.compute_dtype) for table in (self.cos, self.sin)]
         x = F.dropout(self.embedding(idx).to(self.compute_dtype), self.config.dropout, self.training)
         for i, block in enumerate(self.blocks):
             x = block(x, rotary, caches[i] if caches else None)
-        return norm(x)
+        return self.norm(x)
 
     def logits(self, x):
         return self.head(x)[..., :self.config.vocab_size].float()
 
+    def slow_parameters(self):
+        """(name, parameter, period) of those that mlp_periods has updated less often than in each step."""
+        periods = [int(period) for period in self.config.mlp_periods.split(',') if period]
+        for name, parameter in self.named_parameters():
+            mlp = re.search(r'mlps\.(\d+)\.', name)
+            if periods and mlp and periods[int(mlp[1])] > 1:
+                yield name, parameter, periods[int(mlp[1])]
+
     def configure_optimizers(self, weight_decay, learning_rate, betas):
-        """AdamW, fused; vectors are not decayed."""
-        matrices = [p for p in self.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.parameters() if p.dim() < 2]
+        """AdamW, fused; only matrices are decayed: not gains and biases, nor the initial memories of Titans, which near
+        zero could learn nothing, as each of their two layers silences the other's gradient."""
+        matrices = [p for p in self.parameters() if p.dim() == 2]
+        vectors = [p for p in self.parameters() if p.dim() != 2]
         groups = [{'params': matrices, 'weight_decay': weight_decay}]
         if vectors:
             groups.append({'params': vectors, 'weight_decay': 0.0})
@@ -395,7 +602,7 @@ class GPT(nn.Module):
 
         temperature 0 is greedy; top_k > 0 keeps the k likeliest tokens, top_p < 1 the likeliest that reach that mass.
         Rows that have reached the stop_token repeat it; when all have, generation ends. Beyond block_size the model
-        reads the last block_size tokens anew for each token, without a cache.
+        reads the last block_size tokens anew for each token, without a cache; Titans just read on.
         """
         if idx.size(1) == 0:
             raise ValueError('the prompt is empty: start it with at least one token')
@@ -406,11 +613,11 @@ class GPT(nn.Module):
         if self.embedding.weight.dtype != self.compute_dtype:
             model = copy.deepcopy(self).to(self.compute_dtype)  # cast once, not at every token
         model.eval()
-        caches = [KVCache(idx.size(0), self.config, idx.device, self.compute_dtype) for _ in self.blocks]
+        caches = [block.mixer.new_cache(idx.size(0), idx.device, self.compute_dtype) for block in model.blocks]
         new, ended = idx, torch.zeros_like(idx[:, :1], dtype=torch.bool)
         try:
             for _ in range(max_new_tokens):
-                if idx.size(1) <= self.config.block_size:
+                if idx.size(1) <= self.config.block_size or self.config.mixer == 'titans':
                     x = model.hidden(new, caches)
                 else:
                     x = model.hidden(idx[:, -self.config.block_size:])
@@ -469,8 +676,9 @@ def print_shape(config):
     """Print the shape of a model, and its FFN widths as a bar chart over the depth."""
     c, widths = config, ffn_widths(config)
     K, d_h = len(widths[0]), Fraction(sum(map(sum, widths)), c.n_layer * len(widths[0]))
-    kv_heads = f' ({c.n_kv_head} for keys and values)' if c.n_kv_head < c.n_head else ''
-    print(f'{c.ffn}: {c.n_layer} layers, d_model {c.n_embd}, {c.n_head} heads of {c.head_dim}{kv_heads}, K = {K}\n')
+    kv_heads = f' ({c.n_kv_head} for keys and values)' if 0 < c.n_kv_head < c.n_head else ''
+    print(f'{c.ffn}, {c.mixer}: {c.n_layer} layers, d_model {c.n_embd}, {c.n_head} heads of {c.head_dim}{kv_heads}, '
+          f'K = {K}\n')
     for layer, row in enumerate(widths):
         bar = '#' * round(48 * sum(row) / max(map(sum, widths)))
         row = f'{row[0]} x {K}' if len(set(row)) == 1 and K > 1 else ' + '.join(map(str, row))

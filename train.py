@@ -7,6 +7,11 @@ Train a model, on a CPU, on a GPU, or on several under torchrun:
 
 A step's batch depends on the seed and the step alone, neither on the model nor on the number of processes: two runs
 that differ in one setting differ in that alone.
+
+With mlp_periods = '1,4,16' the stack of MLPs learns at several rates, as in Hope's Continuum Memory System (Behrouz et
+al. 2025, "Nested Learning"): the l-th MLP of every layer is updated only every C_l steps, with the sum of the steps'
+gradients, each clipped. That is the update frequencies in training. It is not Hope's learning while reading: no weight
+changes within a sequence, nor after training.
 """
 
 import functools
@@ -57,11 +62,15 @@ n_head = 3
 n_kv_head = 0  # heads of keys and values; 0: n_head
 head_dim = 0  # 0: n_embd // n_head
 n_embd = 192  # d_model
+mixer = 'attention'  # or gated, titans
+memory_chunk = 64  # tokens that Titans' memory reads between two looks at its own weights
+norm = 'pre'  # or olmo2: norms after mixer and MLPs, and of queries and keys, all with gains
 ffn = 'standard'  # or hourglass, tapered, tapered_hourglass
 ffn_width = 0  # hidden units per layer, the mean over the depth; 0: what meets param_budget
 param_budget = 1769472  # parameters of token mixers and FFNs together; 0: what ffn_width gives
 ffn_multiple = 16  # every MLP's width is a multiple of this
 n_mlp = 4  # K, the MLPs of a hourglass FFN
+mlp_periods = ''  # Hope: '1,4,16' updates the first MLP of every FFN each step, the next each 4, the last each 16
 taper = 'cosine'  # or linear, sigmoid, step
 taper_start = 1.5  # width of the first layer over the mean
 taper_end = 0.5  # and of the last
@@ -229,10 +238,13 @@ torch.manual_seed(seed)
 torch.set_float32_matmul_precision('high')  # TF32 where float32 is asked for on a GPU
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+slow_parameters = list(raw_model.slow_parameters())
+pending = {}  # sums of their gradients since their last update
 step, best_val_loss = 0, math.inf
 if checkpoint:
     raw_model.load_state_dict(checkpoint['model'])
     optimizer.load_state_dict(checkpoint['optimizer'])
+    pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
 single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
@@ -302,7 +314,8 @@ def save(name):
         with open(temporary, 'wb') as file:
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
-                        'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id}, file)
+                        'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
+                        **({'pending': pending} if pending else {})}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
@@ -406,6 +419,11 @@ while True:
     if not math.isfinite(loss + grad_norm):
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
              f'{checkpoint_path} is as it was before')
+    for name, parameter, period in slow_parameters:
+        if name in pending:
+            parameter.grad += pending.pop(name)
+        if (step + 1) % period:
+            pending[name], parameter.grad = parameter.grad.clone(), None  # cloned, as DDP uses its memory again
     optimizer.step()
     optimizer.zero_grad()
 

@@ -40,7 +40,7 @@ def parameters(config):
     named = dict(model.named_parameters())  # a tied matrix comes once
     counts = {'attention': 0, 'ffn': 0, 'embedding': 0}
     for name, weight in named.items():
-        kind = 'attention' if '.attention.' in name else 'ffn' if '.ffn.' in name else 'embedding'
+        kind = 'attention' if '.mixer.' in name else 'ffn' if '.ffn.' in name else 'embedding'
         counts[kind] += weight.numel()
     return counts
 
@@ -337,7 +337,7 @@ def test_standard_model_is_llama():
             rope_theta=c.rope_theta, rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
             max_position_embeddings=32, tie_word_embeddings=c.tie_embeddings))
         names = {'embedding': 'model.embed_tokens', 'head': 'lm_head', 'blocks': 'model.layers',
-                 'attention': 'self_attn', 'ffn.mlps.0': 'mlp'}
+                 'mixer': 'self_attn', 'ffn.mlps.0': 'mlp'}
         state = {}
         for name, weight in model.state_dict().items():
             for ours, theirs in names.items():
