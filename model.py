@@ -361,8 +361,9 @@ class Titans(nn.Module):
         # What keeps its input's scale: four taps of 1/2, and matrices of 1 / sqrt(d) for keys of norm 1.
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
-        # At first alpha = 0.01, eta = 0.9, theta = 0.01: with momentum a token moves the memory a tenth of the way.
-        self.rate_bias = nn.Parameter(torch.tensor([[0.01], [0.9], [0.01]]).logit().repeat(1, c.n_head).flatten())
+        # At first alpha = theta = 0.001, eta = 0.9. Gradients of a whole chunk add up, so larger steps diverge where a
+        # token repeats; and faster forgetting ends at zero, where neither layer gives the other a gradient.
+        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.001]]).logit().repeat(1, c.n_head).flatten())
 
     def new_cache(self, batch_size, device, dtype):
         memory = self.memory.to(torch.promote_types(dtype, torch.float32))

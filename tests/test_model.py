@@ -1,16 +1,18 @@
 import math
 import random
-from dataclasses import fields
+import re
+from dataclasses import asdict, fields
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
 from configurator import configure
-from model import GPT, GPTConfig, budget, deal, ffn_widths, mixer_params, taper_weights
+from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, mixer_params, taper_weights
 
 CONFIGS = sorted(Path(__file__).parent.parent.glob('config/*.py'))
 TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_width=96, ffn_multiple=8)
@@ -38,9 +40,10 @@ def parameters(config):
     with torch.device('meta'):
         model = GPT(config)
     named = dict(model.named_parameters())  # a tied matrix comes once
-    counts = {'attention': 0, 'ffn': 0, 'embedding': 0}
+    counts = {'gains': 0, 'attention': 0, 'ffn': 0, 'embedding': 0}
     for name, weight in named.items():
-        kind = 'attention' if '.mixer.' in name else 'ffn' if '.ffn.' in name else 'embedding'
+        kind = ('gains' if name.endswith('gain') else 'attention' if '.mixer.' in name else 'ffn' if '.ffn.' in name
+                else 'embedding')
         counts[kind] += weight.numel()
     return counts
 
@@ -55,8 +58,28 @@ def test_budget_is_that_of_the_model(path):
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_families_match_to_the_parameter(path):
-    baseline = read_config(path.with_name(f'standard_{path.stem.split("_")[1]}.py'))
-    assert budget(read_config(path))['non_embedding'] == budget(baseline)['non_embedding']
+    size, config = re.search(r'_(\d+[mb])', path.stem)[1], read_config(path)
+    mine, baseline = budget(config), budget(read_config(path.with_name(f'standard_{size}.py')))
+    difference = mine['attention'] + mine['ffn'] - baseline['attention'] - baseline['ffn']
+    if config.mixer == 'titans':  # exact within its pair; across, as near as the multiple places its small parameters
+        assert abs(difference) <= 3 * config.n_embd * config.ffn_multiple / 2
+        pair = [budget(read_config(path.with_name(name))) for name in ('titans_760m.py', 'tapered_titans_760m.py')]
+        assert pair[0] == pair[1]
+    else:
+        assert difference == 0
+
+
+def test_flops_of_titans_are_those_of_its_products():
+    """Against what torch counts, where the products over a chunk are full squares."""
+    model = tiny(mixer='titans', memory_chunk=8)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(tokens(1, 32))[0].flatten(0, 1), tokens(1, 32).flatten()).backward()
+    c, C = model.config, model.config.memory_chunk
+    squares = 2 * C * c.head_dim + C * C - C * C // 6  # of each head; and the convolution is no product of matrices
+    expected = budget(c)['flops_per_token'] + 6 * c.n_layer * (c.n_head * squares - 3 * 4 * c.n_embd)
+    assert counter.get_total_flops() / 32 == pytest.approx(expected, rel=0.02)
+    assert budget(GPTConfig(**{**TINY, 'mixer': 'titans', 'block_size': 4096})) == budget(
+        GPTConfig(**{**TINY, 'mixer': 'titans', 'block_size': 64}))
 
 
 def test_any_shape_keeps_the_total_and_falls():
@@ -136,6 +159,16 @@ def test_deal_by_largest_remainder_ties_to_the_earlier():
     (dict(ffn_width=0), 'ffn_width=0: state the size'),
     (dict(ffn_width=100), 'ffn_width=100: must be a multiple of ffn_multiple=8'),
     (dict(param_budget=100_000), 'ffn_width=96: contradicts param_budget=100,000'),
+    (dict(mixer='mamba'), "mixer='mamba': must be one of attention, gated, titans"),
+    (dict(norm='post'), "norm='post': must be one of pre, olmo2"),
+    (dict(mixer='titans', n_kv_head=2), 'n_kv_head=2: must be 0 with mixer=titans'),
+    (dict(mixer='titans', qk_norm=True), 'qk_norm=True: must be off with mixer=titans'),
+    (dict(norm='olmo2', qk_norm=True), 'qk_norm=True: must be off with norm=olmo2'),
+    (dict(memory_chunk=0), 'memory_chunk=0: must be at least 1'),
+    (dict(mlp_periods='1,2'), "mlp_periods='1,2': needs ffn=hourglass"),
+    (dict(ffn='hourglass', mlp_periods='1,2'), "mlp_periods='1,2': must have a number for each of n_mlp=4 MLPs"),
+    (dict(ffn='hourglass', mlp_periods='1,2,0,4'), "mlp_periods='1,2,0,4': must be numbers of steps"),
+    (dict(ffn='hourglass', mlp_periods='1,2,,4'), "mlp_periods='1,2,,4': must be numbers of steps"),
     (dict(dropout=1.0), 'dropout=1.0'), (dict(block_size=0), 'block_size=0'), (dict(rope_theta=0.0), 'rope_theta=0.0'),
 ])
 def test_impossible_shapes_are_refused(change, message):
@@ -186,7 +219,8 @@ def greedy_without_cache(model, idx, n):
     return idx
 
 
-@pytest.mark.parametrize('change', [{}, dict(ffn='hourglass', qk_norm=True), dict(n_kv_head=1, tie_embeddings=False)])
+@pytest.mark.parametrize('change', [{}, dict(ffn='hourglass', qk_norm=True), dict(n_kv_head=1, tie_embeddings=False),
+                                    dict(mixer='gated'), dict(norm='olmo2', n_kv_head=2)])
 def test_cached_generation_equals_uncached(change):
     model = tiny(**change)
     for weight in model.parameters():
@@ -195,6 +229,18 @@ def test_cached_generation_equals_uncached(change):
         prompt = tokens(3, length)
         expected = greedy_without_cache(model, prompt, n)
         assert torch.equal(model.generate(prompt, n, temperature=0.0), expected)
+    assert len(expected.unique()) > 10
+
+
+def test_titans_generate_past_block_size():
+    model = tiny(mixer='titans', memory_chunk=8, ffn='hourglass')
+    for weight in model.parameters():
+        weight.data *= 3 if weight.dim() == 2 else 1
+    for length, n in ((1, 60), (16, 9), (50, 21)):
+        expected = tokens(3, length)
+        for _ in range(n):
+            expected = torch.cat((expected, model(expected)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
+        assert torch.equal(model.generate(expected[:, :length], n, temperature=0.0), expected)
     assert len(expected.unique()) > 10
 
 
@@ -296,6 +342,88 @@ def test_hourglass_is_a_stack_of_residual_mlps():
     torch.testing.assert_close(ffn(x), expected)
 
 
+# Titans
+
+
+def titans(memory_chunk, **changes):
+    """A mixer in float64 whose memory learns a lot."""
+    torch.manual_seed(0)
+    mixer = Titans(GPTConfig(**{**TINY, 'mixer': 'titans', 'memory_chunk': memory_chunk, **changes})).double()
+    for name, weight in mixer.named_parameters():
+        weight.data.normal_(std=0.2 if 'proj' in name else 0.5)
+    with torch.no_grad():
+        mixer.rate_bias[:] = torch.tensor([[0.03], [0.5], [0.05]]).logit().repeat(1, mixer.config.n_head).flatten()
+    return mixer
+
+
+def titans_by_the_token(mixer, x):
+    """What Titans' docstring says, token by token, its gradients by autograd."""
+    c, (B, T, _) = mixer.config, x.shape
+    inputs, rates = mixer.qkv_proj(x), mixer.rate_proj(x) + mixer.rate_bias
+    W = [w.expand(B, -1, -1, -1) for w in mixer.memory]
+    S, y = [torch.zeros_like(w) for w in W], []
+
+    def read(W, x):
+        return (W[1] @ F.silu(W[0] @ x.unsqueeze(-1))).squeeze(-1)
+
+    for t in range(T):
+        if t % c.memory_chunk == 0:
+            start = [w.detach().requires_grad_() for w in W]
+        taps = sum(mixer.taps[3 - i] * inputs[:, t - i] for i in range(4) if t >= i)
+        q, k, v = F.silu(taps).view(B, 3, c.n_head, -1).unbind(1)
+        q, k = (x / x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
+        alpha, eta, theta = rates[:, t].sigmoid().view(B, 3, c.n_head, 1, 1).unbind(1)
+        gradients = torch.autograd.grad((read(start, k) - v).square().sum() / 2, start)
+        S = [(eta * s - theta * g).detach() for s, g in zip(S, gradients)]
+        W = [((1 - alpha) * w + s).detach() for w, s in zip(W, S)]
+        read_out = read(W, q)
+        y.append((read_out / (read_out.square().mean(-1, keepdim=True) + 1e-6).sqrt()).flatten(1))
+    return mixer.o_proj(torch.stack(y, dim=1) * mixer.gate_proj(x).sigmoid())
+
+
+@pytest.mark.parametrize('chunk', [1, 16, 64, 7])
+def test_titans_equal_a_loop_over_tokens(chunk):
+    mixer, x = titans(chunk), torch.randn(2, 128, 32, dtype=torch.float64)
+    expected = titans_by_the_token(mixer, x)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(mixer(x), expected, atol=1e-10, rtol=0)
+    cache = mixer.new_cache(2, 'cpu', torch.float64)
+    parts = [mixer(part, None, cache) for part in (x[:, :21], *x[:, 21:].split(1, dim=1))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-10, rtol=0)
+
+
+def test_titans_are_causal_and_differentiable():
+    mixer, x = titans(4), torch.randn(1, 14, 32, dtype=torch.float64)
+    changed = torch.cat((x[:, :6], torch.randn(1, 8, 32, dtype=torch.float64)), dim=1)
+    same = (mixer(x) == mixer(changed)).all(-1)[0]
+    assert same.tolist() == [True] * 6 + [False] * 8
+    mixer = titans(3, n_head=2, n_embd=4)
+    names, weights = zip(*mixer.named_parameters())
+
+    def f(x, *weights):
+        return torch.func.functional_call(mixer, dict(zip(names, weights)), (x,))
+    assert torch.autograd.gradcheck(f, (torch.randn(1, 7, 4, dtype=torch.float64, requires_grad=True), *weights))
+
+
+def test_memory_is_float32_in_bfloat16():
+    torch.manual_seed(0)
+    mixer = Titans(GPTConfig(**{**TINY, 'mixer': 'titans', 'memory_chunk': 8}))
+    cache, x = mixer.new_cache(2, 'cpu', torch.bfloat16), torch.randn(2, 20, 32)
+    y = mixer(x.bfloat16(), None, cache)
+    assert y.dtype == cache.inputs.dtype == torch.bfloat16
+    assert cache.weights.dtype == cache.momentum.dtype == cache.start.dtype == torch.float32
+    assert (y - mixer(x)).abs().max() < 0.02 * mixer(x).abs().max()
+
+
+def test_what_is_decayed():
+    model = tiny(mixer='titans', norm='olmo2')
+    decayed, rest = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95)).param_groups
+    assert decayed['weight_decay'] == 0.1 and rest['weight_decay'] == 0
+    rest = {name for name, weight in model.named_parameters() if any(weight is w for w in rest['params'])}
+    assert {name.rsplit('.', 1)[1] for name in rest} == {'gain', 'memory', 'rate_bias'}
+    assert len(decayed['params']) + len(rest) == len(list(model.parameters()))
+
+
 def test_initial_weights():
     model = GPT(GPTConfig(vocab_size=512, n_layer=6, n_head=4, n_embd=256, ffn='hourglass', ffn_width=1024))
     for name, weight in model.named_parameters():
@@ -324,6 +452,39 @@ def test_compiles_whole_and_equals_eager():
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_shape_of_a_checkpoint_is_valid_again():
+    for change in (dict(mixer='titans'), dict(norm='olmo2', n_kv_head=2), dict(ffn='hourglass', mlp_periods='4,1,2,1'),
+                   dict(param_budget=100_000, ffn_width=0, mixer='gated')):
+        config = GPTConfig(**{**TINY, **change})
+        assert GPTConfig(**asdict(config)) == config
+
+
+def test_olmo2_is_olmo2():
+    transformers = pytest.importorskip('transformers')
+    for change in (dict(), dict(n_kv_head=2, tie_embeddings=False)):
+        model = tiny(vocab_size=128, rope_theta=5000.0, norm='olmo2', **change)
+        c = model.config
+        olmo2 = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(
+            vocab_size=128, hidden_size=c.n_embd, intermediate_size=96, num_hidden_layers=c.n_layer,
+            num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, rms_norm_eps=1e-6,
+            rope_theta=c.rope_theta, rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
+            max_position_embeddings=32, tie_word_embeddings=c.tie_embeddings))
+        names = {'ffn.residuals.0.norm': 'post_feedforward_layernorm', 'residual.norm': 'post_attention_layernorm',
+                 'ffn.mlps.0': 'mlp', 'mixer': 'self_attn', 'blocks': 'model.layers', 'embedding': 'model.embed_tokens',
+                 'head': 'lm_head', 'gain': 'weight'}
+        state = {}
+        for name, weight in model.state_dict().items():
+            weight.copy_(weight * 3 if name.endswith('weight') else 1 + torch.randn_like(weight) / 3)
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            state['model.' + name if name.startswith('norm') else name] = weight
+        olmo2.load_state_dict(state)
+        idx = torch.randint(128, (2, 32))
+        with torch.no_grad():
+            ours, theirs = model(idx)[0], olmo2(idx).logits
+        assert (ours - theirs).abs().max() < 1e-4 and theirs.std() > 0.3
 
 
 def test_standard_model_is_llama():

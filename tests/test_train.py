@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, TINY_RUN, make_data
 
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, budget
 
 
 def metrics(out_dir='out'):
@@ -248,6 +248,100 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
     Path('out/ckpt.pt').write_bytes(Path('out/ckpt.pt').read_bytes()[:3000])
     with pytest.raises(SystemExit, match='out/ckpt.pt cannot be read'):
         train('--init_from=resume')
+
+
+# every architecture
+
+MIXERS, FFNS, NORMS = ('attention', 'gated', 'titans'), ('standard', 'hourglass', 'tapered', 'tapered_hourglass'), (
+    'pre', 'olmo2')
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('ffn', FFNS)
+@pytest.mark.parametrize('mixer', MIXERS)
+def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, single_thread, mixer, ffn, norm):
+    shape = [f'--mixer={mixer}', f'--ffn={ffn}', f'--norm={norm}', '--memory_chunk=7', '--n_mlp=2', '--log_interval=9']
+    whole = train('--max_iters=2', '--eval_interval=9', '--out_dir=whole', '--eval_tokens=20', *shape)
+    train('--max_iters=1', '--eval_interval=9', '--eval_tokens=20', '--lr_decay_iters=12', *shape)
+    train('--max_iters=2', '--init_from=resume')
+    assert same_weights(load(), load('whole'))
+    saved = load()
+    model = GPT(GPTConfig(**saved['model_args']))
+    assert any(not torch.equal(weight, saved['model'][name]) for name, weight in model.state_dict().items())
+    model.load_state_dict(saved['model'])
+    prompt = torch.tensor([[1, 2, 3]])
+    expected = prompt
+    for _ in range(10):
+        expected = torch.cat((expected, model(expected)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(model.generate(prompt, 10, temperature=0.0), expected)
+    assert model.generate(prompt, 20).shape == (1, 23)  # past block_size
+    twin = GPTConfig(**{**saved['model_args'], 'ffn': 'standard', 'norm': 'pre'})
+    counts = [budget(config) for config in (whole['model_config'], twin)]
+    assert [counts[0][name] - counts[1][name] for name in ('attention', 'ffn')] == [0, 0]
+    assert counts[0]['total'] == sum(weight.numel() for weight in model.parameters())
+
+
+# Hope: MLPs updated at several periods
+
+HOPE = ['--ffn=tapered_hourglass', '--n_mlp=3', '--ffn_multiple=8', '--lr_decay_iters=12']
+PERIODS = '--mlp_periods=1,4,3'
+
+
+def test_slow_mlps_are_updated_with_the_sum_of_their_gradients(train, single_thread):
+    """Against an AdamW of its own for each period."""
+    run = train(*HOPE, PERIODS, '--max_iters=10', '--grad_clip=0.5', '--weight_decay=0.3')
+    torch.manual_seed(1337)
+    model, periods = GPT(run['model_config']), {1: {}, 3: {}, 4: {}}
+    for name, weight in model.named_parameters():
+        periods[4 if '.mlps.1.' in name else 3 if '.mlps.2.' in name else 1][name] = weight
+    optimizers = {period: torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.3, fused=True)
+                  for period, weights in periods.items()}
+    sums = {name: 0 for name, _ in model.named_parameters()}
+    for step in range(10):
+        for i in (2 * step, 2 * step + 1):
+            (model(*run['get_batch'](i))[1] / 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for name, weight in model.named_parameters():
+            sums[name] = sums[name] + weight.grad
+        for period, weights in periods.items():
+            if step % period == period - 1:
+                for name, weight in weights.items():
+                    weight.grad, sums[name] = sums[name], 0
+                optimizers[period].param_groups[0]['lr'] = run['learning_rate_at'](step)
+                optimizers[period].step()
+        model.zero_grad()
+    saved = load()
+    assert set(saved['pending']) == {name for name in sums if '.mlps.1.' in name or '.mlps.2.' in name}
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight, saved['model'][name], atol=1e-6, rtol=1e-5)
+        if name in saved['pending']:
+            torch.testing.assert_close(sums[name], saved['pending'][name], atol=1e-6, rtol=1e-4)
+
+
+def test_periods_of_one_change_nothing(train, single_thread):
+    train(*HOPE, '--out_dir=plain')
+    train(*HOPE, '--mlp_periods=1,1,1')
+    assert same_weights(load(), load('plain')) and 'pending' not in load()
+    train(*HOPE, PERIODS, '--out_dir=slow')
+    assert not same_weights(load('slow'), load()) and 'pending' not in load('slow')  # 12 steps: all are updated
+
+
+def test_slow_mlps_resume_between_updates(train, single_thread):
+    train(*HOPE, PERIODS, '--out_dir=whole', '--max_iters=11')
+    for steps in (5, 6, 11):
+        train(*HOPE, PERIODS, f'--max_iters={steps}', '--init_from=auto')
+    assert same_weights(load(), load('whole'))
+    assert all(torch.equal(sum, load('whole')['pending'][name]) for name, sum in load()['pending'].items())
+
+
+def test_slow_mlps_are_the_same_however_the_batch_is_shared(train, run):
+    train(*HOPE, PERIODS, '--max_iters=11', '--out_dir=one')
+    train(*HOPE, PERIODS, '--max_iters=11', '--batch_size=8', '--gradient_accumulation_steps=1')
+    run('train.py', *TINY_RUN, *HOPE, PERIODS, '--max_iters=11', '--out_dir=two', processes=2)
+    for other in ('out', 'two'):
+        for kind in ('model', 'pending'):
+            for name, weight in load('one')[kind].items():
+                torch.testing.assert_close(load(other)[kind][name], weight, atol=1e-5, rtol=1e-3)
 
 
 # what can go wrong
