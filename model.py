@@ -361,9 +361,10 @@ class Titans(nn.Module):
         # What keeps its input's scale: four taps of 1/2, and matrices of 1 / sqrt(d) for keys of norm 1.
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
-        # At first alpha = theta = 0.001, eta = 0.9. Gradients of a whole chunk add up, so larger steps diverge where a
-        # token repeats; and faster forgetting ends at zero, where neither layer gives the other a gradient.
-        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.001]]).logit().repeat(1, c.n_head).flatten())
+        # At first alpha = 0.001: faster forgetting ends at zero, where neither layer gives the other a gradient.
+        # Momentum makes a step 1 / (1 - eta) times as long, and those of a chunk add up; where a token repeats, a sum
+        # of steps longer than 1 diverges. So theta = (1 - eta) / memory_chunk * sigmoid(.), at first 0.1 of the most.
+        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.1]]).logit().repeat(1, c.n_head).flatten())
 
     def new_cache(self, batch_size, device, dtype):
         memory = self.memory.to(torch.promote_types(dtype, torch.float32))
@@ -381,7 +382,7 @@ class Titans(nn.Module):
         rates = self.rate_proj(x.to(state.weights.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T, 3, H).permute(2, 0, 3, 1)  # (B, H, T)
         tokens = (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v,
-                  F.logsigmoid(-alpha), F.logsigmoid(eta), theta.sigmoid())
+                  F.logsigmoid(-alpha), F.logsigmoid(eta), (-eta).sigmoid() * theta.sigmoid() / chunk)
         whole = T - T % chunk
         parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
         parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
