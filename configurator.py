@@ -70,9 +70,9 @@ def configure(script, also=None, argv=None):
 
 
 def fail(message):
-    """End the program with one line on stderr and status 1. Under torchrun, rank 0 speaks for all."""
-    if int(os.environ.get('RANK', 0)) > 0:
-        # torchrun ends every process as soon as one has left: leave rank 0 the time to speak.
+    """End the program with one line on stderr and status 1. Under torchrun, one process of a machine speaks for all."""
+    if int(os.environ.get('LOCAL_RANK', 0)) > 0:
+        # torchrun ends every process as soon as one has left: leave the first the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(15)
         message = 1

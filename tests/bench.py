@@ -242,6 +242,7 @@ print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, 
       f'{torch.get_num_threads()} threads\n')
 row('what', 'measured', 'goal')
 print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|')
-for section in (steps, compiled, peers, flops, memory, generation, tokenizing, overhead):
+# memory first: a process begins with the peak of the one that starts it
+for section in (memory, steps, compiled, peers, flops, generation, tokenizing, overhead):
     if not only or section.__name__ in only.split(','):
         section()

@@ -57,8 +57,8 @@ def test_files_compute_from_the_values_so_far(call, tmp_path):
 
 @pytest.mark.parametrize('flag, value', [
     ('--out_dir=a=b', 'a=b'), ('--out_dir=', ''), ('--out_dir=3', '3'), ('--learning_rate=1', 1.0),
-    ('--learning_rate=-1e-4', -1e-4), ('--flag=True', True), ('--flag', True), ('--flag=false', False), ('--compile=true', True),
-    ('--compile=False', False), ('--compile=auto', 'auto'), ('--n_layer=1_000', 1000),
+    ('--learning_rate=-1e-4', -1e-4), ('--flag=True', True), ('--flag', True), ('--flag=false', False),
+    ('--compile=true', True), ('--compile=False', False), ('--compile=auto', 'auto'), ('--n_layer=1_000', 1000),
 ])
 def test_values_keep_the_type_of_the_default(call, flag, value):
     result = call(flag)[0][flag[2:].partition('=')[0]]
