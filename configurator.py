@@ -9,7 +9,7 @@ The settings of a script are its own variables: no schema, no parser to keep in 
 
 Then `python train.py config/hourglass_113m.py --batch_size=32` runs the file, sets what it assigns, then what the
 flags assign, in this order. A file is Python and sees the values so far. `--help` prints the variables with the
-comments beside them.
+comments beside them. `--name` alone sets a bool to true.
 """
 
 import ast
@@ -56,9 +56,9 @@ def configure(script, also=None, argv=None):
             assigned = run_file(find(arg, path.parent), config)
         else:
             name, equals, text = arg.lstrip('-').partition('=')
-            if not equals:
+            if not equals and type(config.get(name)) is not bool:
                 fail(f'{arg}: a flag is written --name=value')
-            assigned = {name: parse(text, config.get(name))}
+            assigned = {name: parse(text, config.get(name)) if equals else True}
         for name, value in assigned.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -70,9 +70,9 @@ def configure(script, also=None, argv=None):
 
 
 def fail(message):
-    """End the program with one line on stderr and status 1. Under torchrun, rank 0 speaks for all."""
-    if int(os.environ.get('RANK', 0)) > 0:
-        # torchrun ends every process as soon as one has left: leave rank 0 the time to speak.
+    """End the program with one line on stderr and status 1. Under torchrun, one process of a machine speaks for all."""
+    if int(os.environ.get('LOCAL_RANK', 0)) > 0:
+        # torchrun ends every process as soon as one has left: leave the first the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(15)
         message = 1

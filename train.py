@@ -235,7 +235,8 @@ except ValueError as error:
 if vocab_size < meta['vocab_size']:
     fail(f'vocab_size={vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
 torch.manual_seed(seed)
-torch.set_float32_matmul_precision('high')  # TF32 where float32 is asked for on a GPU
+if device_type == 'cuda':
+    torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 slow_parameters = list(raw_model.slow_parameters())
@@ -247,6 +248,8 @@ if checkpoint:
     pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
+if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
+    fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
 single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
 model = single_model
 if ddp:
@@ -373,7 +376,8 @@ if not eval_only:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request_stop)
     write(rewind_metrics)
-evaluated = metrics_path.exists() and any(f'"step": {step}, "val_loss"' in line for line in open(metrics_path))
+evaluated = master and metrics_path.exists() and f'"step": {step}, "val_loss"' in metrics_path.read_text()
+evaluated = any(sum_over_processes(evaluated))  # the checkpoint's step has been, before the run was stopped
 progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
 clock, clock_step = time.perf_counter(), step
 

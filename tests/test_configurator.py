@@ -57,8 +57,8 @@ def test_files_compute_from_the_values_so_far(call, tmp_path):
 
 @pytest.mark.parametrize('flag, value', [
     ('--out_dir=a=b', 'a=b'), ('--out_dir=', ''), ('--out_dir=3', '3'), ('--learning_rate=1', 1.0),
-    ('--learning_rate=-1e-4', -1e-4), ('--flag=True', True), ('--flag=false', False), ('--compile=true', True),
-    ('--compile=False', False), ('--compile=auto', 'auto'), ('--n_layer=1_000', 1000),
+    ('--learning_rate=-1e-4', -1e-4), ('--flag=True', True), ('--flag', True), ('--flag=false', False),
+    ('--compile=true', True), ('--compile=False', False), ('--compile=auto', 'auto'), ('--n_layer=1_000', 1000),
 ])
 def test_values_keep_the_type_of_the_default(call, flag, value):
     result = call(flag)[0][flag[2:].partition('=')[0]]
@@ -72,7 +72,7 @@ def test_values_keep_the_type_of_the_default(call, flag, value):
     ('--n_layer=1.5', '', 'n_layer should be of type int'), ('--n_layer=true', '', 'n_layer should be of type int'),
     ('--flag=1', '', 'flag should be of type bool'), ('a.py', 'flag = 1', 'a.py: flag should be of type bool'),
     ('a.py', 'out_dir = 3', 'out_dir should be of type str'), ('--learning_rate=', '', 'should be of type float'),
-    ('--flag', '', '--flag: a flag is written --name=value'), ('b.py', '', 'b.py: no such config file'),
+    ('--n_layer', '', '--n_layer: a flag is written --name=value'), ('b.py', '', 'b.py: no such config file'),
     ('a.py', 'n_layer = 1\nn_layer = 1 / 0', 'a.py, line 2: ZeroDivisionError'),
     ('a.py', 'n_layer = (', 'a.py, line 1: SyntaxError'), ('a.py', '\ndepth + 1', 'a.py, line 2: NameError'),
     ('--CONSTANT=3', '', "no setting 'CONSTANT'"), ('--later=3', '', "no setting 'later'"),

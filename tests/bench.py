@@ -1,0 +1,248 @@
+"""
+Speed and memory, side by side: run by hand, not by pytest.
+
+    python tests/bench.py [--quick] [--device=cuda] [--only=steps,memory]
+
+Every figure is a ratio of medians of interleaved repetitions within one run, at the 113M shapes with attention fixed:
+width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4 with --quick.
+"""
+
+import os
+import resource
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import prepare  # noqa: E402
+from configurator import configure  # noqa: E402
+from model import GPT, GPTConfig, budget, resolve_device  # noqa: E402
+
+quick = False  # 4 layers and fewer repetitions
+device = 'auto'  # cpu or cuda
+only = ''  # the sections to run, separated by commas; empty: all
+memory_of = ''  # print the peak memory in MB of a step of this FFN kind, and leave
+configure(globals())
+
+device, dtype = resolve_device(device)
+CPU = device == 'cpu'
+LAYERS, REPEATS = (4, 7) if quick else (12, 9)
+BATCH, LENGTH = (2, 512) if CPU else (16, 1024)
+KINDS = {'standard': dict(ffn='standard'), 'hourglass K=2': dict(ffn='hourglass', n_mlp=2),
+         'hourglass K=4': dict(ffn='hourglass', n_mlp=4), 'hourglass K=8': dict(ffn='hourglass', n_mlp=8),
+         'tapered': dict(ffn='tapered'), 'tapered hourglass K=8': dict(ffn='tapered_hourglass', n_mlp=8)}
+
+
+def build(kind='standard', compute_dtype=dtype, **shape):
+    torch.manual_seed(0)
+    shape = {'block_size': LENGTH, 'n_layer': LAYERS, 'ffn_width': 3072, **KINDS[kind], **shape}
+    return GPT(GPTConfig(**shape), compute_dtype).to(device)
+
+
+def tokens(batch=BATCH, length=LENGTH):
+    return torch.randint(50257, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def stepper(model, loss_of, optimizer=None):
+    """A function that does a training step."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step():
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+
+def our_step(model, compiled=False):
+    idx, targets = tokens(), tokens().roll(-1, 1)
+    run = torch.compile(model) if compiled else model
+    return stepper(model, lambda _: run(idx, targets)[1])
+
+
+def medians(arms, repeats=REPEATS):
+    """{name: median seconds} of functions that are called in turn; the first two calls of each are not counted."""
+    times = {name: [] for name in arms}
+    for repeat in range(repeats + 2):
+        for name, call in arms.items():
+            start = time.perf_counter()
+            call()
+            if not CPU:
+                torch.cuda.synchronize()
+            if repeat >= 2:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def row(what, value, goal=''):
+    print(f'| {what:66s} | {value:>9s} | {goal:>9s} |', flush=True)
+
+
+def steps():
+    times = medians({kind: our_step(build(kind)) for kind in KINDS})
+    goals = dict(zip(KINDS, ('', '<= 1.05', '<= 1.05', '<= 1.08', '<= 1.03', '<= 1.08')))
+    for kind in list(KINDS)[1:]:
+        row(f'step time over standard: {kind}', f'{times[kind] / times["standard"]:.3f}', goals[kind])
+    tokens_per_second = BATCH * LENGTH / times['standard']
+    row('tokens per second of the standard model (not a ratio)', f'{tokens_per_second:,.0f}')
+
+
+def compiled():
+    kinds = 'standard', 'hourglass K=8'
+    times = medians({kind: our_step(build(kind), compiled=True) for kind in kinds})
+    row('step time over standard, both compiled: hourglass K=8', f'{times[kinds[1]] / times[kinds[0]]:.3f}', '<= 1.04')
+
+
+def peers():
+    try:
+        import transformers
+    except ImportError:
+        return row('step time over transformers\' Llama', 'not installed')
+    config = transformers.LlamaConfig(
+        vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS, num_attention_heads=12,
+        max_position_embeddings=LENGTH, tie_word_embeddings=True, rms_norm_eps=1e-6)
+    idx = tokens()
+    llamas = {'same dtype': transformers.LlamaForCausalLM(config).to(device, dtype),
+              'its float32 default': transformers.LlamaForCausalLM(config).to(device)}
+    arms = {name: stepper(llama, lambda model: model(idx, labels=idx).loss) for name, llama in llamas.items()}
+    times = medians({'ours': our_step(build()), **arms})
+    for name, goal in (('same dtype', '<= 1.0'), ('its float32 default', '<= 0.45')):
+        row(f'step time over transformers\' Llama, {name}', f'{times["ours"] / times[name]:.3f}', goal)
+
+
+def flops():
+    """The rate of a step over that of its matrix products alone, forward and backward, in the same dtype."""
+    model = build()
+    n, products = BATCH * LENGTH, []
+    for name, weight in model.named_parameters():
+        n_out, n_in = weight.shape
+        products.append([torch.randn(shape, device=device, dtype=dtype)
+                         for shape in ((n, n_in), (n_out, n_in), (n, n_out))])
+
+    def multiply():
+        for x, w, dy in products:
+            x @ w.T, dy @ w, dy.T @ x
+
+    times = medians({'step': our_step(model), 'products': multiply})
+    rate = budget(model.config)['flops_per_token'] * n / times['step']
+    plain = 6 * sum(w.numel() for _, w, _ in products) * n / times['products']
+    row('floating-point rate of a step over that of plain matrix products', f'{rate / plain:.3f}', '>= 0.40')
+
+
+def peak_memory():
+    """MB that a process has needed at most, or on a GPU, that its tensors have."""
+    if not CPU:
+        return torch.cuda.max_memory_allocated() / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e3 if sys.platform == 'linux' else 1e6)
+
+
+def memory():
+    arguments = [f'--device={device}', f'--quick={str(quick).lower()}']
+    for kind in KINDS:
+        command = [sys.executable, __file__, f'--memory_of={kind}', *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        row(f'peak memory of a step in MB, {kind} (not a ratio)', done.stdout.strip() or done.stderr[-200:])
+
+
+def generation():
+    model = build(block_size=576).eval()
+    model.to(dtype)
+    prompt = tokens(1, 32)
+
+    @torch.no_grad()
+    def uncached():
+        idx = tokens(1, 544)
+        for length in range(33, 545, 8):  # an eighth of the tokens
+            model.logits(model.hidden(idx[:, :length])[:, -1]).argmax(-1)
+
+    arms = {'cached': lambda: model.generate(prompt, 512, temperature=0.0), 'uncached': uncached}
+    try:
+        import transformers
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS,
+            num_attention_heads=12, max_position_embeddings=576, tie_word_embeddings=True)).to(device, dtype).eval()
+        arms['transformers'] = lambda: llama.generate(prompt, max_new_tokens=512, min_new_tokens=512, do_sample=False,
+                                                      pad_token_id=0)
+    except ImportError:
+        pass
+    times = medians(arms, repeats=3)
+    row('tokens per second of generation, cache over none', f'{8 * times["uncached"] / times["cached"]:.1f}', '>= 8')
+    if 'transformers' in times:
+        row('tokens per second of generation over transformers\' generate()',
+            f'{times["transformers"] / times["cached"]:.2f}', '>= 1.0')
+
+
+def tokenizing():
+    """prepare() as a whole over tiktoken's batch call."""
+    import tiktoken
+    try:
+        encoding = tiktoken.get_encoding('gpt2')
+    except Exception as error:  # no network and no cache
+        return row('bytes per second of prepare over tiktoken', type(error).__name__)
+    texts = [path.read_text(encoding='utf-8') for _, path in prepare.find_inputs('')]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        os.mkdir('texts')
+        for i, text in enumerate(texts):
+            Path('texts', f'{i}.txt').write_text(text, encoding='utf-8')
+        count = iter(range(99))
+        times = medians({
+            'prepare': lambda: prepare.prepare(f'set{next(count)}', input='texts', tokenizer='gpt2'),
+            'tiktoken': lambda: encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count())}, repeats=3)
+        os.chdir(ROOT)
+    row('bytes per second of prepare over tiktoken', f'{times["tiktoken"] / times["prepare"]:.2f}', '>= 0.8')
+
+
+def overhead():
+    """The share of a default run's time that is not forward, backward, clipping or the optimizer."""
+    inside, clock = 0.0, {}
+
+    def timed(function):
+        def call(*args, **kwargs):
+            nonlocal inside
+            start = time.perf_counter()
+            clock.setdefault('start', start)
+            result = function(*args, **kwargs)
+            clock['end'] = time.perf_counter()
+            inside += clock['end'] - start
+            return result
+        return call
+
+    patched = [(GPT, 'forward'), (torch.Tensor, 'backward'), (torch.optim.AdamW, 'step'),
+               (torch.nn.utils, 'clip_grad_norm_')]
+    originals = [getattr(*place) for place in patched]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for (owner, name), function in zip(patched, originals):
+            setattr(owner, name, timed(function))
+        sys.argv = ['train.py', '--max_iters=60', '--eval_interval=1000', '--eval_tokens=128', '--sample_tokens=0',
+                    f'--device={device}']
+        runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
+        for place, function in zip(patched, originals):
+            setattr(*place, function)
+        os.chdir(ROOT)
+    row('share of a run outside of its steps', f'{1 - inside / (clock["end"] - clock["start"]):.1%}', '<= 2%')
+
+
+if memory_of:
+    step = our_step(build(memory_of))
+    step(), step()
+    print(f'{peak_memory():,.0f}')
+    sys.exit()
+
+print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '
+      f'{torch.get_num_threads()} threads\n')
+row('what', 'measured', 'goal')
+print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|')
+# memory first: a process begins with the peak of the one that starts it
+for section in (memory, steps, compiled, peers, flops, generation, tokenizing, overhead):
+    if not only or section.__name__ in only.split(','):
+        section()
