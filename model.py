@@ -362,9 +362,9 @@ class Titans(nn.Module):
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
         # At first alpha = 0.001: faster forgetting ends at zero, where neither layer gives the other a gradient.
-        # Momentum makes a step 1 / (1 - eta) times as long, and those of a chunk add up; where a token repeats, a sum
-        # of steps longer than 1 diverges. So theta = (1 - eta) / memory_chunk * sigmoid(.), at first 0.1 of the most.
-        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.1]]).logit().repeat(1, c.n_head).flatten())
+        # Momentum makes a step 1 / (1 - eta) times as long, and those of a chunk add up: freely chosen, they diverge
+        # within 50 steps of training. So theta = 0.1 (1 - eta) / memory_chunk * sigmoid(.), at first half of the most.
+        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.5]]).logit().repeat(1, c.n_head).flatten())
 
     def new_cache(self, batch_size, device, dtype):
         memory = self.memory.to(torch.promote_types(dtype, torch.float32))
@@ -382,7 +382,7 @@ class Titans(nn.Module):
         rates = self.rate_proj(x.to(state.weights.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T, 3, H).permute(2, 0, 3, 1)  # (B, H, T)
         tokens = (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v,
-                  F.logsigmoid(-alpha), F.logsigmoid(eta), (-eta).sigmoid() * theta.sigmoid() / chunk)
+                  F.logsigmoid(-alpha), F.logsigmoid(eta), 0.1 * (-eta).sigmoid() * theta.sigmoid() / chunk)
         whole = T - T % chunk
         parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
         parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
