@@ -211,21 +211,23 @@ def find_inputs(pattern):
 def read(inputs, field, limit, codec):
     """Yield the documents of files, as bytes that the codec can decode: each line of .jsonl, or else each file."""
     for _, path in inputs:
-        number, jsonl = 1, path.name.lower().endswith(('.jsonl', '.jsonl.gz'))
+        position, jsonl = 0, path.name.lower().endswith(('.jsonl', '.jsonl.gz'))  # in lines of .jsonl, or else in bytes
         try:
             with gzip.open(path) if path.suffix.lower() == '.gz' else open(path, 'rb') as file:
-                for number, stream in enumerate(file if jsonl else [file], 1):
+                for stream in file if jsonl else [file]:
                     if jsonl:
+                        position += 1
                         text = json.loads(stream.decode('utf-8-sig'))[field] if stream.strip() else ''
                         stream = io.BytesIO(text.encode())
                     for document in cut(stream, limit):
                         document.decode(codec)
                         yield document
-                        number += document.count(b'\n')
+                        position += 0 if jsonl else len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, UnicodeDecodeError):
-                number += error.object.count(b'\n', 0, error.start)
-            fail(f'{path}, line {number}: {type(error).__name__}: {error} (with --field={field})')
+            if isinstance(error, UnicodeDecodeError) and not jsonl:
+                position += error.start
+            where = f'line {position}, field {field!r}' if jsonl else f'byte {position}'
+            fail(f'{path}, {where}: {type(error).__name__}: {error}')
 
 
 def cut(stream, limit):
@@ -397,4 +399,7 @@ if __name__ == '__main__':
     val_fraction = 0.05  # of the documents, drawn for validation; of a single document it is the last tenth
     seed = 1337  # of this draw
     shards = 0  # train shards to download of a ready-made data set; 0: all
-    prepare(**configure(globals()))
+    try:
+        prepare(**configure(globals()))
+    except KeyboardInterrupt:
+        fail('interrupted: nothing was changed, and a download goes on from where it is')

@@ -308,13 +308,13 @@ def test_bad_utf8_is_named(monkeypatch):
     write('in/good.txt', 'good')
     write('in/zbad.txt', b'0123456789\n' * 500 + b'\xff')
     message = error_of('x', input='in', tokenizer=write_ranks())
-    assert 'zbad.txt, line 501' in message and 'utf-8' in message
+    assert 'zbad.txt, byte 5500:' in message and 'utf-8' in message
 
 
 def test_damaged_gz_is_named():
     data = gzip.compress(os.urandom(100_000))
     for content in (data[:50_000], b'not gzip', data[:200] + b'\0' * 200 + data[400:], data + b'more'):
-        assert 'a.txt.gz, line' in error_of('x', input=write('in/a.txt.gz', content), tokenizer='bytes')
+        assert 'a.txt.gz, byte' in error_of('x', input=write('in/a.txt.gz', content), tokenizer='bytes')
 
 
 @pytest.mark.parametrize('kwargs, what', [
