@@ -63,12 +63,16 @@ def read_documents(dataset, split):
     return [tokenizer.decode(tokens[i:j]) for i, j in itertools.pairwise(ends)]
 
 
+def files():
+    return {path: path.stat().st_mtime_ns for path in Path('.').rglob('*') if path != Path('data')}
+
+
 def error_of(*args, **kwargs):
     """The one line with which prepare() ends, after which there is what there was before."""
-    before = {path: path.stat().st_mtime_ns for path in Path('.').rglob('*') if path.is_file()}
+    before = files()
     with pytest.raises(SystemExit) as caught:
         prepare.prepare(*args, **kwargs)
-    assert {path: path.stat().st_mtime_ns for path in Path('.').rglob('*') if path.is_file()} == before
+    assert files() == before
     assert isinstance(caught.value.code, str) and '\n' not in caught.value.code
     return caught.value.code
 
@@ -273,22 +277,16 @@ def test_gpt2(monkeypatch):
     assert tokenizer.token_bytes().sum() == sum(len(token) for token in rebuilt.encoding._mergeable_ranks)
 
 
-@pytest.mark.parametrize('content, what', [
-    ('YQ== 0\n', 'byte'), ('hello\n', 'line 1'), ('YQ== x\n', 'line 1'), ('', 'byte'), (b'\xff\xfe', 'ascii')])
-def test_bad_rank_file(content, what):
-    path = write('bad.tiktoken', content)
+@pytest.mark.parametrize('content', ['YQ== 0\n', 'hello\n', 'YQ== x\n', '', b'\xff\xfe', (b'a',), (b'th', b'th')])
+def test_bad_rank_file(content):
+    path = write_ranks(more=content) if isinstance(content, tuple) else write('bad.tiktoken', content)
     message = error_of('x', input=write('x.txt', 'text'), tokenizer=path)
-    assert 'bad.tiktoken' in message and what in message
-
-
-@pytest.mark.parametrize('more', [(b'a',), (b'th', b'th')])
-def test_rank_file_with_duplicates(more):
-    assert 'distinct' in error_of('x', input=write('x.txt', 'text'), tokenizer=write_ranks(more=more))
+    assert path in message and 'BPE rank file' in message
 
 
 def test_unknown_tokenizer():
     message = error_of('x', input=write('x.txt', 'text'), tokenizer='gtp2')
-    assert 'gtp2' in message and 'did you mean' in message and 'gpt2' in message
+    assert 'gtp2' in message and 'bytes' in message
 
 
 # -----------------------------------------------------------------------------
@@ -296,14 +294,13 @@ def test_unknown_tokenizer():
 
 @pytest.mark.parametrize('line, what', [
     ('{"text": "a"', 'JSON'), ('[1]', 'TypeError'), ('{"other": "a"}', "'text'"), ('{"text": null}', 'NoneType'),
-    ('{"text": "\\ud800"}', 'surrogates'), (b'{"text": "\xff"}', 'utf-8'), ('"text"', 'TypeError'), ('7', 'TypeError'),
+    ('{"text": "\\ud800"}', 'surrogates'), (b'{"text": "\xff"}', 'utf-8'), ('7', 'TypeError'),
     ('[' * 100_000, 'Recursion')])
 def test_bad_line_is_named(line, what):
     line = line if isinstance(line, bytes) else line.encode()
     path = write('in.jsonl', b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     message = error_of('x', input=path, tokenizer='bytes')
     assert 'in.jsonl, line 3' in message and what in message
-    assert not Path('data').exists()
 
 
 def test_bad_utf8_is_named(monkeypatch):
@@ -311,35 +308,28 @@ def test_bad_utf8_is_named(monkeypatch):
     write('in/good.txt', 'good')
     write('in/zbad.txt', b'0123456789\n' * 500 + b'\xff')
     message = error_of('x', input='in', tokenizer=write_ranks())
-    assert 'zbad.txt' in message and 'byte 5500' in message
-    assert not Path('data').exists()
+    assert 'zbad.txt, byte 5500:' in message and 'utf-8' in message
 
 
 def test_damaged_gz_is_named():
     data = gzip.compress(os.urandom(100_000))
     for content in (data[:50_000], b'not gzip', data[:200] + b'\0' * 200 + data[400:], data + b'more'):
-        message = error_of('x', input=write('in/a.txt.gz', content), tokenizer='bytes')
-        assert 'a.txt.gz is damaged' in message
-    assert not Path('data').exists()
+        assert 'a.txt.gz, byte' in error_of('x', input=write('in/a.txt.gz', content), tokenizer='bytes')
 
 
 @pytest.mark.parametrize('kwargs, what', [
     ({'input': 'none/*.txt'}, 'no such file'), ({'input': 'folder'}, '.jsonl'), ({'input': 'empty.txt'}, 'no text'),
-    ({'dataset': 'shakespear'}, 'did you mean shakespeare'), ({'dataset': 'a/b', 'input': 'a.txt'}, '--dataset=a/b'),
-    ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'x.tmp1', 'input': 'a.txt'}, '.tmp'),
-    ({'dataset': '..', 'input': 'a.txt'}, '--dataset'),
-    ({'dataset': 'stdlib', 'input': 'a.txt'}, '--dataset=NAME'), ({'input': 'a.txt', 'shards': 2}, '--shards'),
-    ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--dataset=NAME'),
-    ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'),
-    ({'input': 'a.txt', 'val_fraction': 1.0}, '0 and 1'),
-    ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2'), ({'dataset': 'fineweb10B', 'shards': 104}, '103'),
-    ({'dataset': 'fineweb10B', 'shards': -1}, '103')])
+    ({'dataset': 'shakespear'}, 'shakespeare'), ({'dataset': 'a/b', 'input': 'a.txt'}, '--dataset=a/b'),
+    ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'x.tmp1', 'input': 'a.txt'}, '--dataset=x.tmp1'),
+    ({'dataset': '..', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'stdlib', 'input': 'a.txt'}, '--input'),
+    ({'input': 'a.txt', 'shards': 2}, '--shards'), ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--input'),
+    ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'), ({'input': 'a.txt', 'val_fraction': 1.0}, '0 and 1'),
+    ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2')])
 def test_bad_settings(kwargs, what):
     write('a.txt', 'text')
     write('empty.txt', '')
     write('folder/readme.md', 'not read')
     assert what in error_of(**{'dataset': 'x', 'tokenizer': '' if 'fine' in str(kwargs) else 'bytes', **kwargs})
-    assert not Path('data').exists()
 
 
 def test_nothing_is_overwritten():
@@ -349,32 +339,9 @@ def test_nothing_is_overwritten():
     assert len(read_documents('x', 'train')) == 1
 
 
-def test_left_overs_of_a_killed_run_are_cleared():
-    ended = subprocess.Popen([sys.executable, '-c', ''])
-    ended.wait()
-    write(f'data/x.tmp{ended.pid}/train_000009.bin', 'half')
-    write(f'data/x.tmp{os.getppid()}/train_000009.bin', 'of a run that is at work')
-    prepare.prepare('x', input=write('x.txt', 'some text\n' * 100), tokenizer='bytes')
-    assert sorted(os.listdir('data')) == ['x', f'x.tmp{os.getppid()}']
-    assert 'train_000009.bin' not in os.listdir('data/x')
-
-
-def test_another_run_makes_the_same_meanwhile(monkeypatch):
-    path = write('x.txt', 'some text\n' * 100)
-    rename = os.rename
-
-    def rename_twice(source, target):
-        prepare.shutil.copytree(source, target)
-        rename(source, target)
-
-    monkeypatch.setattr(os, 'rename', rename_twice)
-    prepare.prepare('x', input=path, tokenizer='bytes')
-    assert os.listdir('data') == ['x'] and len(Tokens('x', 'train')) == 901
-
-
 def test_names_of_inputs():
     for name in ('a/x.md', 'a/b/x.md', 'c.txt', 'a/[z].txt'):
-        write(name, name)
+        write(name, 'some text\n')
     for dataset, pattern, names in (('1', 'a/**/*.md', ['b/x.md', 'x.md']), ('2', os.path.abspath('c.txt'), ['c.txt']),
                                     ('3', '.', ['a/[z].txt', 'c.txt']), ('4', 'a/[z].txt', ['[z].txt'])):
         prepare.prepare(dataset, input=pattern, tokenizer='bytes')
@@ -392,12 +359,11 @@ def test_no_permission(folder):
 
 
 def test_full_disk_is_one_line(monkeypatch):
-    def write_nothing(self, tokens):
+    def no_space(writer):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(prepare.Writer, 'write', write_nothing)
+    monkeypatch.setattr(prepare.Writer, 'write', no_space)
     assert 'No space left' in error_of('x', input=write('x.txt', 'text\n' * 50), tokenizer='bytes')
-    assert not Path('data').exists()
 
 
 # -----------------------------------------------------------------------------
@@ -461,41 +427,29 @@ def test_download(server):
 def test_download_resumes(server, ranges):
     server.files['/a.txt'], server.ranges = TEXT, ranges
     server.broken.add('/a.txt')
-    with pytest.raises(SystemExit, match='will go on from there'):
+    with pytest.raises(SystemExit, match='204,445 bytes too early'):
         prepare.prepare('x', input=f'{server.url}/a.txt', tokenizer='bytes')
     assert os.listdir('data') == ['x.download']
     prepare.prepare('x', input=f'{server.url}/a.txt', tokenizer='bytes')
-    assert server.requests == [('/a.txt', None), ('/a.txt', f'bytes={len(TEXT) // 2}-')]
+    assert server.requests == [('/a.txt', 'bytes=0-'), ('/a.txt', f'bytes={len(TEXT) // 2}-')]
     assert texts('x') == TEXT and os.listdir('data') == ['x']
-
-
-def test_too_long_part_is_loaded_anew(server):
-    server.files['/a.txt'] = TEXT
-    server.broken.add('/a.txt')
-    with pytest.raises(SystemExit):
-        prepare.prepare('x', input=f'{server.url}/a.txt', tokenizer='bytes')
-    (part,) = Path('data/x.download').iterdir()
-    part.write_bytes(TEXT + b'more')
-    prepare.prepare('x', input=f'{server.url}/a.txt', tokenizer='bytes')
-    assert texts('x') == TEXT
 
 
 def test_download_errors(server):
     assert '404' in error_of('x', input=f'{server.url}/none.txt', tokenizer='bytes')
     assert 'http://127.0.0.1:9/' in error_of('x', input='http://127.0.0.1:9/a.txt', tokenizer='bytes')
     assert 'http://[' in error_of('x', input='http://[/a.txt', tokenizer='bytes')
-    assert not Path('data').exists()
 
 
 def test_named_text_is_checked(server, monkeypatch):
     server.files['/input.txt'] = TEXT
     monkeypatch.setitem(prepare.TEXTS, 'shakespeare', (f'{server.url}/input.txt', '0' * 64))
-    assert 'has changed' in error_of('shakespeare', tokenizer='bytes')
-    assert not Path('data').exists()
+    with pytest.raises(SystemExit, match='has changed'):
+        prepare.prepare('shakespeare', tokenizer='bytes')
     digest = prepare.hashlib.sha256(TEXT).hexdigest()
     monkeypatch.setitem(prepare.TEXTS, 'shakespeare', (f'{server.url}/input.txt', digest))
     prepare.prepare('shakespeare', tokenizer='bytes')
-    assert texts('shakespeare') == TEXT
+    assert texts('shakespeare') == TEXT and os.listdir('data') == ['shakespeare']
 
 
 def shard(tokens):
@@ -516,8 +470,9 @@ def ready_made(server, monkeypatch):
 
 def test_ready_made_shards(ready_made):
     prepare.prepare('fineweb10B', shards=1)
-    assert prepare.read_meta('fineweb10B')['train'] == {'tokens': 300, 'bytes': 400, 'documents': 100}
-    assert prepare.read_meta('fineweb10B')['val'] == {'tokens': 2, 'bytes': 4, 'documents': 1}
+    meta = prepare.read_meta('fineweb10B')
+    assert (meta['train'], meta['val']) == ({'tokens': 300}, {'tokens': 2})
+    assert set(meta['inputs']) == {'train_000001.bin', 'val_000000.bin'}
     assert Tokens('fineweb10B', 'train').window(0, 4).tolist() == [264, 98, 257, 264]
     del ready_made.requests[:]
     prepare.prepare('fineweb10B')  # 0: all
@@ -531,21 +486,19 @@ def test_interrupted_ready_made_shards(ready_made):
     before = {path.name: path.read_bytes() for path in Path('data/fineweb10B').iterdir()}
     ready_made.broken.add('/web_train_000003.bin')
     del ready_made.requests[:]
-    with pytest.raises(SystemExit, match='will go on from there'):
+    with pytest.raises(SystemExit, match='too early'):
         prepare.prepare('fineweb10B', shards=3)
     assert {path.name: path.read_bytes() for path in Path('data/fineweb10B').iterdir()} == before
     prepare.prepare('fineweb10B', shards=3)
-    assert ready_made.requests == [('/web_train_000002.bin', None), ('/web_train_000003.bin', None),
+    assert ready_made.requests == [('/web_train_000002.bin', 'bytes=0-'), ('/web_train_000003.bin', 'bytes=0-'),
                                    ('/web_train_000003.bin', f'bytes={(1024 + 600) // 2}-')]
     assert len(Tokens('fineweb10B', 'train')) == 900 and os.listdir('data') == ['fineweb10B']
 
 
-@pytest.mark.parametrize('data, what', [
-    (b'<html>Too many requests</html>', 'not a token shard'), (shard([1] * 99)[:-2], 'damaged'),
-    (shard([1] * 99) + b'\0', 'damaged'), (shard([50_000]), 'vocabulary')])
-def test_bad_ready_made_shard(ready_made, data, what):
+@pytest.mark.parametrize('data', [b'<html>Too many requests</html>', shard([1] * 99)[:-2], shard([1] * 99) + b'\0'])
+def test_bad_ready_made_shard(ready_made, data):
     ready_made.files['/web_train_000001.bin'] = data
-    with pytest.raises(SystemExit, match=what):
+    with pytest.raises(SystemExit, match='train_000001.bin is damaged'):
         prepare.prepare('fineweb10B', shards=1)
     assert not Path('data/fineweb10B').exists()
 
