@@ -2,14 +2,14 @@
 The settings of a script are its own variables: no schema, no parser to keep in step.
 
     # train.py
-    batch_size = 12  # sequences per micro-step and process
+    batch_size = 16  # sequences per micro-step
     learning_rate = 1e-3  # peak, after the warm-up
     ...
     config = configure(globals())
 
 Then `python train.py config/hourglass_113m.py --batch_size=32` runs the file, sets what it assigns, then what the
-flags assign, in this order. A file is Python and sees the values so far. `--help` prints the variables with the
-comments beside them. `--name` alone sets a bool to true.
+flags assign, in this order. A file is Python and sees the values so far; names that begin with an underscore are its
+own. `--help` prints the variables with the comments beside them. `--name` alone sets a bool to true.
 """
 
 import ast
@@ -47,8 +47,11 @@ def configure(script, also=None, argv=None):
     known = {**(settings(path.with_name(also)) if also else {}), **own}
     if '--help' in argv or '-h' in argv:
         print(script['__doc__'].strip() + '\n')
-        for name, (default, comment) in own.items():
-            print(f'  --{name}={default}'.ljust(40), comment)
+        for title, names in (('', own), (f'\nand of {also}, where it has a say:\n', known if also else {})):
+            print(title, end='')
+            for name, (default, comment) in names.items():
+                default = str(default).lower() if isinstance(default, bool) else default
+                print(f'  --{name}={default}'.ljust(40), comment)
         sys.exit()
     config = Config({name: default for name, (default, _) in known.items()})
     for arg in argv:
@@ -75,8 +78,7 @@ def fail(message):
         # torchrun ends every process as soon as one has left: leave the first the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(15)
-        message = 1
-    raise SystemExit(message)
+    raise SystemExit(' '.join(str(message).split()))
 
 
 def settings(path):
@@ -119,7 +121,7 @@ def run_file(path, config):
     try:
         source = path.read_text(encoding='utf-8')
         exec(compile(source, str(path), 'exec'), namespace)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = lines[-1] if lines else getattr(error, 'lineno', '?')
         fail(f'{path}, line {line}: {type(error).__name__}: {error}')

@@ -61,7 +61,7 @@ class GPTConfig:
     mlp_periods: str = ''  # Hope: '1,4,16' updates the l-th MLP of every FFN each 1, 4, 16 steps; empty: all in each
     taper: str = 'cosine'  # or linear, sigmoid, step
     taper_start: float = 1.5  # width of the first layer over the mean
-    taper_end: float = 0.5  # and of the last
+    taper_end: float = 0.5  # width of the last layer over the mean
     rope_theta: float = 10000.0
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
@@ -639,7 +639,7 @@ def sample(logits, temperature, top_k, top_p):
     """Draw a token (B, 1) from logits (B, vocab_size)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    p = torch.softmax(logits / temperature, dim=-1)
+    p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)
         p[:, top_k or p.size(-1):] = 0
@@ -648,11 +648,22 @@ def sample(logits, temperature, top_k, top_p):
     return torch.multinomial(p, 1)
 
 
+def shape_of(settings):
+    """The GPTConfig that settings of train.py, a Config, stand for. Raises ValueError. Where ffn_width is given and
+    param_budget only has its default, the width counts."""
+    if 'ffn_width' in settings.given and 'param_budget' not in settings.given:
+        settings['param_budget'] = 0
+    return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig)})
+
+
 def resolve_device(device='auto', dtype='auto'):
     """The device and the compute dtype that these settings of train.py stand for. Raises ValueError."""
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    kind = device.split(':')[0]
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = device
     available = {'cpu': True, 'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available()}
     if kind not in available:
         raise ValueError(f'device={device}: must be auto, cpu, cuda or mps')
@@ -723,10 +734,11 @@ if __name__ == '__main__':
                      'run prepare.py, or give --vocab_size=50257')
             settings['vocab_size'] = json.loads(meta.read_text())['vocab_size']
         try:
-            return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig)})
+            return shape_of(settings)
         except ValueError as error:
             fail(str(error))
 
     config = shape(configure(globals(), also='train.py'))
+    compared = shape(configure(dict(globals()), also='train.py', argv=[baseline])) if baseline else None
     print_shape(config)
-    print_budget(config, shape(configure(dict(globals()), also='train.py', argv=[baseline])) if baseline else None)
+    print_budget(config, compared)

@@ -106,7 +106,7 @@ class Tokenizer:
 
     def decode(self, tokens):
         """Token ids -> bytes; end-of-text and unused ids stand for none."""
-        return b''.join(self.table[token] for token in tokens)
+        return b''.join(self.table[token] for token in tokens if token < self.vocab_size)
 
     def token_bytes(self):
         """(vocab_size,) int32: how many bytes each token stands for, 0 for end-of-text and unused ids."""
@@ -133,26 +133,30 @@ class Tokenizer:
 # ----------------------------------------------------------------------------------------------------------------------
 # Readers of a prepared data set
 
-def read_file(dataset, name):
+def read_file(dataset, name, parse):
+    path = DATA / dataset / name
     try:
-        return (DATA / dataset / name).read_bytes()
+        return parse(path.read_bytes())
     except OSError as error:
-        fail(f'{DATA / dataset / name}: {error.strerror}; run python prepare.py --dataset={dataset}')
+        shards = ' --shards=N, of 100M tokens each' if dataset in READY_MADE else ''
+        fail(f'{path}: {error.strerror}; it is made by python prepare.py --dataset={dataset}{shards}')
+    except Exception as error:  # whatever is wrong with it
+        fail(f'{path} is damaged ({type(error).__name__}: {error}): remove data/{dataset} and prepare it again')
 
 
 def read_meta(dataset):
     """data/NAME/meta.json as a dict: tokenizer, vocab_size, {tokens, bytes, documents} of train and of val, ..."""
-    return json.loads(read_file(dataset, 'meta.json'))
+    return read_file(dataset, 'meta.json', lambda data: dict(json.loads(data)))
 
 
 def read_tokenizer(dataset):
     """The Tokenizer that a data set is made with."""
-    return Tokenizer(json.loads(read_file(dataset, 'tokenizer.json')))
+    return read_file(dataset, 'tokenizer.json', lambda data: Tokenizer(json.loads(data)))
 
 
 def read_token_bytes(dataset):
     """(vocab_size,) int32: how many bytes each token of a data set stands for."""
-    return np.load(io.BytesIO(read_file(dataset, 'token_bytes.npy')))
+    return read_file(dataset, 'token_bytes.npy', lambda data: np.load(io.BytesIO(data)))
 
 
 class Tokens:
@@ -330,7 +334,7 @@ def download(url, path, digest=''):
             if response.length:
                 raise ConnectionError(f'the connection ended {response.length:,} bytes too early')
     except (OSError, http.client.HTTPException, ValueError) as error:
-        fail(f'{url}: {error} (a next try goes on from {part}, if you leave it there)')
+        fail(f'{url}: {error}' + (f'; the next try goes on from {part}' if part.exists() else ''))
     if digest and sha256(part) != digest:
         part.unlink()
         fail(f'{url} has changed: its SHA-256 should be {digest}')

@@ -6,6 +6,8 @@ Sample text from a checkpoint of train.py, as it is generated:
 """
 
 import codecs
+import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -17,16 +19,17 @@ from prepare import Tokenizer
 out_dir = 'out'  # the folder of the run
 checkpoint = ''  # a checkpoint file; empty: out_dir's latest, ckpt.pt
 start = ''  # the prompt, or FILE: and the path of a file that has it
-num_samples = 1
-max_new_tokens = 500
+num_samples = 1  # samples, one after the other
+max_new_tokens = 500  # of each; less where it comes to the end of the text
 temperature = 0.8  # 0: always the likeliest token
 top_k = 200  # only the k likeliest tokens; 0: all
 top_p = 1.0  # only the likeliest tokens that have this much of the probability
-seed = 1337
+seed = 1337  # of the draws
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
 dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
 
 configure(globals(), also='train.py')
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
 def load(path):
@@ -34,13 +37,13 @@ def load(path):
     if not path.is_file():
         fail(f'{path}: no such checkpoint; train one with train.py, or say --out_dir or --checkpoint')
     try:
-        saved = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+        saved = torch.load(path, map_location='cpu', weights_only=True)
         model = GPT(GPTConfig(**saved['model_args']), compute_dtype)
         model.load_state_dict(saved['model'])
         # Nothing is trained here, so the weights are cast once and for all.
         return model.to(device, compute_dtype).eval(), Tokenizer(saved['tokenizer'])
     except Exception as error:
-        fail(f'{path} is not a checkpoint of train.py: {error}'.splitlines()[0])
+        fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
 
 
 def prompt():
@@ -70,5 +73,5 @@ try:
         print('\n---------------')
 except ValueError as error:
     fail(str(error))
-except (BrokenPipeError, KeyboardInterrupt):
-    fail('')
+except BrokenPipeError:
+    sys.stderr.close()  # the reader has left: leave without a word

@@ -16,13 +16,14 @@ changes within a sequence, nor after training.
 
 import functools
 import hashlib
+import inspect
 import json
 import math
 import os
 import signal
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail
-from model import GPT, GPTConfig, budget, resolve_device
+from model import GPT, budget, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
@@ -45,11 +46,11 @@ seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
 eval_only = False  # evaluate once and leave
-log_interval = 10  # steps between lines of metrics.jsonl
+log_interval = 10  # steps between logged training losses
 sample_tokens = 256  # tokens of a sample printed at the end; 0: none
 wandb_log = False  # send the metrics to Weights & Biases as well
-wandb_project = 'tapered-hourglass'
-wandb_run_name = ''
+wandb_project = 'tapered-hourglass'  # where there
+wandb_run_name = ''  # under what name; empty: of its choice
 # the data
 dataset = 'stdlib'  # data/stdlib, from prepare.py
 batch_size = 16  # sequences per micro-step
@@ -57,8 +58,8 @@ gradient_accumulation_steps = 1  # micro-steps per step, of all processes togeth
 block_size = 128  # tokens per sequence
 # the model: see GPTConfig in model.py
 vocab_size = 0  # 0: that of the data
-n_layer = 4
-n_head = 3
+n_layer = 4  # layers, each a token mixer and an FFN
+n_head = 3  # heads of attention
 n_kv_head = 0  # heads of keys and values; 0: n_head
 head_dim = 0  # 0: n_embd // n_head
 n_embd = 192  # d_model
@@ -73,41 +74,85 @@ n_mlp = 4  # K, the MLPs of a hourglass FFN
 mlp_periods = ''  # Hope: '1,4,16' updates the first MLP of every FFN each step, the next each 4, the last each 16
 taper = 'cosine'  # or linear, sigmoid, step
 taper_start = 1.5  # width of the first layer over the mean
-taper_end = 0.5  # and of the last
-rope_theta = 10000.0
+taper_end = 0.5  # width of the last layer over the mean
+rope_theta = 10000.0  # base of the rotary embeddings' wavelengths
 qk_norm = False  # RMSNorm of queries and keys, per head
 tie_embeddings = True  # the head is the embedding table
-dropout = 0.0
+dropout = 0.0  # of attention and of what is added to the stream
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
-max_iters = 800  # steps
-weight_decay = 0.1
-beta1 = 0.9
-beta2 = 0.95
+max_iters = 800  # steps in all
+weight_decay = 0.1  # of matrices
+beta1 = 0.9  # decay of the mean gradient
+beta2 = 0.95  # decay of the mean squared gradient
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 warmup_iters = 60  # linear rise of the learning rate
 lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters
-min_lr = 3e-4  # and where
+min_lr = 3e-4  # and what it is then
 # the machine
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
 dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
-compile = 'auto'  # torch.compile: on a GPU; or true, false
+compile = 'auto'  # torch.compile: auto on a GPU only; or true, false
 
 config = configure(globals())
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C just ends it
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The checkpoint to resume from. What was not set now is as it was then; what was set must agree, but for a few.
+
+free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_only', 'log_interval',
+                  'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile']
+if init_from not in ('scratch', 'resume', 'auto'):
+    fail(f'init_from={init_from}: must be scratch, resume or auto')
+found = [path for path in (Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')) if path.exists()]
+if found and init_from == 'scratch':
+    fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
+if not found and init_from == 'resume':
+    fail(f'{out_dir}/ckpt.pt: no checkpoint to resume from')
+checkpoint = None
+if found:
+    try:
+        checkpoint = torch.load(found[0], map_location='cpu', weights_only=True)
+        then = checkpoint['config']
+        checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['iter_num'], checkpoint['optimizer']
+    except Exception as error:
+        fail(f'{found[0]} cannot be read, or is no checkpoint of train.py: {type(error).__name__}: {error}')
+    differences = [f'{name} was {then[name]!r} and is {config[name]!r}' for name in then if name in config.given
+                   and name not in free_to_change and config[name] != then[name]]
+    if differences:
+        fail(f'{found[0]} was trained otherwise: ' + ', '.join(differences))
+    kept = config.given | {'out_dir', 'init_from', 'eval_only'}
+    config.update({name: value for name, value in then.items() if name not in kept})
+config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
+globals().update(config)
+
+at_least_1 = ['eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size']
+at_least_0 = ['max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'learning_rate', 'min_lr', 'warmup_iters',
+              'lr_decay_iters', 'weight_decay', 'grad_clip']
+for names, low, below in ((at_least_1, 1, 2**63), (at_least_0, 0, 2**63), (['beta1', 'beta2'], 0, 1)):
+    for name in names:
+        if not low <= config[name] < below:
+            fail(f'{name}={config[name]}: must be at least {low}' + (f' and below {below}' if below < 2**63 else ''))
+if compile not in ('auto', True, False):
+    fail(f'compile={compile}: must be auto, true or false')
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The processes: one, or those of torchrun
 
-ddp = 'RANK' in os.environ
+ddp = 'WORLD_SIZE' in os.environ
 rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))
 world_size = int(os.environ.get('WORLD_SIZE', 1))
 master = rank == 0  # the process that prints and saves
-
+if gradient_accumulation_steps % world_size:
+    fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
+         'processes: make it a multiple')
+micro_steps = gradient_accumulation_steps // world_size  # of this process, in each step
 try:
     device, compute_dtype = resolve_device(device, dtype)
 except ValueError as error:
     fail(str(error))
-device_type = device.split(':')[0]
+device_type = torch.device(device).type
+config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
 if ddp:
     if device_type == 'cuda':
         processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
@@ -142,42 +187,6 @@ def say(text):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The checkpoint to resume from. What was not set now is as it was then; what was set must agree, but for these.
-
-free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_only', 'log_interval',
-                  'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile']
-checkpoint, checkpoint_path = None, Path(out_dir, 'ckpt.pt')
-if init_from not in ('scratch', 'resume', 'auto'):
-    fail(f'init_from={init_from}: must be scratch, resume or auto')
-if init_from == 'scratch' and checkpoint_path.exists():
-    fail(f'{checkpoint_path} is there already: go on from it with --init_from=resume, or choose another --out_dir')
-if init_from == 'resume' and not checkpoint_path.exists():
-    fail(f'{checkpoint_path}: no checkpoint to resume from')
-if checkpoint_path.exists():
-    try:
-        checkpoint = torch.load(checkpoint_path, map_location='cpu', weights_only=True)
-    except Exception as error:
-        fail(f'{checkpoint_path} cannot be read: {error}'.splitlines()[0])
-    then = checkpoint['config']
-    differences = [f'{name} was {then[name]!r} and is {config[name]!r}' for name in config
-                   if name in config.given and name not in free_to_change and config[name] != then[name]]
-    if differences:
-        fail(f'{checkpoint_path} was trained otherwise: ' + ', '.join(differences))
-    config.given |= {'out_dir', 'init_from', 'eval_only'}
-    config.update({name: value for name, value in then.items() if name not in config.given})
-    globals().update(config)
-
-for name in ('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'):
-    if config[name] < 1:
-        fail(f'{name}={config[name]}: must be at least 1')
-if compile not in ('auto', True, False):
-    fail(f'compile={compile}: must be auto, true or false')
-if gradient_accumulation_steps % world_size:
-    fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
-         'processes: make it a multiple')
-micro_steps = gradient_accumulation_steps // world_size  # of this process, in each step
-
-# ----------------------------------------------------------------------------------------------------------------------
 # The data
 
 if local_rank == 0 and dataset == 'stdlib' and not Path('data/stdlib').exists():
@@ -193,11 +202,12 @@ for split, data in (('train', train_data), ('val', val_data)):
         fail(f'the {split} split of data/{dataset} has {len(data):,} tokens, less than a window of block_size + 1: '
              'prepare more text, or lower --block_size')
 n_windows = (len(train_data) - 1) // block_size
-data_id = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+data_id = json.dumps([meta, len(train_data), len(val_data)], sort_keys=True)
+data_id = hashlib.sha256(data_id.encode()).hexdigest()
 if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
-    fail(f'{checkpoint_path} was trained with another tokenizer than that of data/{dataset}')
+    fail(f'{found[0]} was trained with another tokenizer than that of data/{dataset}')
 if checkpoint and checkpoint['data_id'] != data_id:
-    fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
+    fail(f'{found[0]} was trained on other data: data/{dataset} was prepared anew since')
 
 
 @functools.lru_cache(maxsize=2)
@@ -208,8 +218,8 @@ def window_order(epoch):
 def read_windows(data, starts, length):
     """Inputs and targets, each (len(starts), length), on the device."""
     tokens = np.stack([data.window(start, length + 1) for start in starts])
-    if tokens.max() >= vocab_size:
-        raise ValueError(f'data/{dataset} has a token id {tokens.max()}, outside of vocab_size={vocab_size}')
+    if tokens.max() >= meta['vocab_size']:
+        raise ValueError(f'data/{dataset} has a token id {tokens.max()}, outside of its {meta["vocab_size"]}')
     tokens = torch.from_numpy(tokens)
     if device_type == 'cuda':
         tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -227,12 +237,12 @@ def get_batch(micro_step):
 # ----------------------------------------------------------------------------------------------------------------------
 # The model and the optimizer
 
-vocab_size = vocab_size or meta['vocab_size']
+config['vocab_size'] = vocab_size or meta['vocab_size']
 try:
-    model_config = GPTConfig(**{field.name: globals()[field.name] for field in fields(GPTConfig)})
+    model_config = shape_of(config)
 except ValueError as error:
     fail(str(error))
-if vocab_size < meta['vocab_size']:
+if model_config.vocab_size < meta['vocab_size']:
     fail(f'vocab_size={vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
 torch.manual_seed(seed)
 if device_type == 'cuda':
@@ -243,8 +253,11 @@ slow_parameters = list(raw_model.slow_parameters())
 pending = {}  # sums of their gradients since their last update
 step, best_val_loss = 0, math.inf
 if checkpoint:
-    raw_model.load_state_dict(checkpoint['model'])
-    optimizer.load_state_dict(checkpoint['optimizer'])
+    try:
+        raw_model.load_state_dict(checkpoint['model'])
+        optimizer.load_state_dict(checkpoint['optimizer'])
+    except (RuntimeError, ValueError) as error:
+        fail(f'{found[0]} does not fit model.py as it is now: {error}')
     pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
@@ -253,14 +266,16 @@ if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_
 single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
 model = single_model
 if ddp:
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in parameters else 'broadcast_buffers'  # of old
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
-                                    broadcast_buffers=False, gradient_as_bucket_view=True)
+                                    gradient_as_bucket_view=True, **{sync_buffers: False})
 
 
 def learning_rate_at(step):
     if step < warmup_iters:
         return learning_rate * (step + 1) / (warmup_iters + 1)
-    progress = min(1, (step - warmup_iters) / max(1, (lr_decay_iters or max_iters) - warmup_iters))
+    progress = min(1, (step - warmup_iters) / max(1, lr_decay_iters - warmup_iters))
     return min_lr + (learning_rate - min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -291,8 +306,8 @@ def evaluate(data):
     leave_if(problem)
     single_model.train()
     nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
-    loss = nats / n_targets
-    return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': nats_of_bytes / n_bytes / math.log(2)}
+    loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
+    return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -307,7 +322,7 @@ def write(how, *arguments):
         try:
             how(*arguments)
         except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
-            problem = f'{out_dir} cannot be written: {error}'.splitlines()[0]
+            problem = f'{out_dir} cannot be written: {error}'
     leave_if(problem)
 
 
@@ -334,10 +349,17 @@ def log(numbers):
 
 
 def rewind_metrics():
-    """Drop the lines of steps that the checkpoint does not have, also one that was cut short."""
+    """Drop the lines of steps that the checkpoint does not have, and what is not a line of metrics."""
+    global evaluated
     os.makedirs(out_dir, exist_ok=True)
-    kept = [line for line in (metrics_path.read_text().splitlines(True) if metrics_path.exists() else [])
-            if line.endswith('}\n') and json.loads(line)['step'] < step + ('val_loss' in line)]
+    kept = []
+    for line in metrics_path.read_text(errors='replace').splitlines() if metrics_path.exists() else []:
+        try:
+            if json.loads(line)['step'] < step + ('val_loss' in line):
+                kept.append(line + '\n')
+                evaluated = json.loads(line)['step'] == step
+        except (ValueError, KeyError, TypeError):
+            pass
     temporary = metrics_path.with_suffix('.tmp')
     temporary.write_text(''.join(kept))
     os.replace(temporary, metrics_path)
@@ -372,24 +394,24 @@ def request_stop(*_):
     stop_requested = True
 
 
+evaluated = False  # whether the model of this step has been, before the run was stopped
 if not eval_only:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request_stop)
     write(rewind_metrics)
-evaluated = master and metrics_path.exists() and f'"step": {step}, "val_loss"' in metrics_path.read_text()
-evaluated = any(sum_over_processes(evaluated))  # the checkpoint's step has been, before the run was stopped
+    evaluated = any(sum_over_processes(evaluated))
 progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
 clock, clock_step = time.perf_counter(), step
 
-while True:
-    if eval_only or not evaluated and (step % eval_interval == 0 or step >= max_iters):
+while True:  # what is evaluated as of a step is the model after so many steps, which then goes into the step
+    if eval_only or (not evaluated and (step % eval_interval == 0 or step >= max_iters)):
         scores = evaluate(val_data)
         say(f'step {step}: validation loss {scores["val_loss"]:.4f}, perplexity {scores["val_ppl"]:.3f}, '
             f'{scores["val_bpb"]:.4f} bits per byte')
         if eval_only:
             break
         if not math.isfinite(scores['val_loss']):
-            fail(f'step {step}: the validation loss is {scores["val_loss"]}; {checkpoint_path} is as it was before')
+            fail(f'step {step}: the validation loss is {scores["val_loss"]}; the checkpoint is as it was')
         write(log, scores)
         if scores['val_loss'] < best_val_loss:
             best_val_loss = scores['val_loss']
@@ -422,7 +444,7 @@ while True:
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf).item()
     if not math.isfinite(loss + grad_norm):
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
-             f'{checkpoint_path} is as it was before')
+             'the checkpoint is as it was')
     for name, parameter, period in slow_parameters:
         if name in pending:
             parameter.grad += pending.pop(name)

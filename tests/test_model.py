@@ -1,7 +1,7 @@
 import math
 import random
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
 from configurator import configure
-from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, mixer_params, taper_weights
+from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, mixer_params, shape_of, taper_weights
 
 CONFIGS = sorted(Path(__file__).parent.parent.glob('config/*.py'))
 TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_width=96, ffn_multiple=8)
@@ -20,7 +20,7 @@ TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_wi
 
 def read_config(path):
     settings = configure({'__file__': model_file.__file__}, also='train.py', argv=[str(path)])
-    return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig)})
+    return shape_of(settings)
 
 
 def tiny(seed=0, **changes):
@@ -193,6 +193,8 @@ def test_command_prints_the_budget_and_the_difference(run):
     assert '528 x 4' in out and '0.457, below 1: an hourglass' in out
     row = next(line for line in out.splitlines() if 'non-embedding' in line)
     assert row.split() == ['non-embedding', '113,246,208', '66.1%', '113,246,208', '+0', '+0.000%']
+    widths = run('model.py', '--vocab_size=257', '--ffn_width=64').stdout  # outdoes a budget that is only the default
+    assert widths.count('################################################  64') == 4
     assert 'n_head=7' in run('model.py', 'config/standard_113m.py', '--n_head=7', status=1).stderr
 
 

@@ -39,7 +39,7 @@ def test_errors_are_one_line(sample):
     Path('not.pt').write_text('nonsense')
     Path('latin.txt').write_bytes(b'\xff')
     for args, message in ((['--out_dir=none'], 'none/ckpt.pt: no such checkpoint'),
-                          (['--checkpoint=not.pt'], 'not.pt is not a checkpoint of train.py'),
+                          (['--checkpoint=not.pt'], 'not.pt is no checkpoint of train.py'),
                           (['--start=FILE:none.txt'], 'none.txt'), (['--start=FILE:latin.txt'], 'latin.txt'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
                           (['--top_q=0'], "did you mean 'top_p'")):
