@@ -1,7 +1,7 @@
 """
 Speed and memory, side by side: run by hand, not by pytest.
 
-    python tests/bench.py [--quick] [--device=cuda] [--only=steps,memory]
+    python tests/bench.py [--quick] [--device=cuda] [--only=memory,steps]
 
 Every figure is a ratio of medians of interleaved repetitions within one run, at the 113M shapes with attention fixed:
 width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4 with --quick.
@@ -47,8 +47,8 @@ def build(kind='standard', compute_dtype=dtype, **shape):
     return GPT(GPTConfig(**shape), compute_dtype).to(device)
 
 
-def tokens(batch=BATCH, length=LENGTH):
-    return torch.randint(50257, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+def tokens(batch=BATCH, length=LENGTH, vocab_size=50257):
+    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def stepper(model, loss_of, optimizer=None):
@@ -62,10 +62,10 @@ def stepper(model, loss_of, optimizer=None):
     return step
 
 
-def our_step(model, compiled=False):
-    idx, targets = tokens(), tokens().roll(-1, 1)
+def our_step(model, compiled=False, idx=None):
+    idx = tokens() if idx is None else idx
     run = torch.compile(model) if compiled else model
-    return stepper(model, lambda _: run(idx, targets)[1])
+    return stepper(model, lambda _: run(idx, idx.roll(-1, 1))[1])
 
 
 def medians(arms, repeats=REPEATS):
@@ -99,6 +99,24 @@ def compiled():
     kinds = 'standard', 'hourglass K=8'
     times = medians({kind: our_step(build(kind), compiled=True) for kind in kinds})
     row('step time over standard, both compiled: hourglass K=8', f'{times[kinds[1]] / times[kinds[0]]:.3f}', '<= 1.04')
+
+
+def mixers():
+    """Of one sequence, with a vocabulary of 1024, so that the head does not hide the mixer."""
+    seconds = {}
+    for length in (1024, 4096):
+        idx = tokens(1, length, 1024)
+        arms = {mixer: our_step(build(vocab_size=1024, block_size=length, mixer=mixer), idx=idx)
+                for mixer in ('attention', 'gated', 'titans')}
+        seconds[length] = medians(arms, repeats=3)
+        for mixer, goal in (('gated', '<= 1.15'), ('titans', '<= 2.5')):
+            row(f'step time over attention, {length} tokens: {mixer}',
+                f'{seconds[length][mixer] / seconds[length]["attention"]:.3f}', goal if length == 1024 else '')
+    for mixer in seconds[1024]:
+        row(f'step time of 4096 tokens over that of 1024: {mixer}', f'{seconds[4096][mixer] / seconds[1024][mixer]:.2f}')
+    start = time.perf_counter()
+    our_step(build(vocab_size=1024, block_size=1024, mixer='titans'), compiled=True, idx=tokens(1, 1024, 1024))()
+    row('seconds of a first compiled step of 1024 tokens: titans (not a ratio)', f'{time.perf_counter() - start:.0f}')
 
 
 def peers():
@@ -243,6 +261,6 @@ print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, 
 row('what', 'measured', 'goal')
 print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|')
 # memory first: a process begins with the peak of the one that starts it
-for section in (memory, steps, compiled, peers, flops, generation, tokenizing, overhead):
+for section in (memory, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead):
     if not only or section.__name__ in only.split(','):
         section()
