@@ -267,13 +267,13 @@ class Writer:
         self.counts['documents'] += 1
         for i, piece in enumerate(self.tokenizer.pieces(document)):
             self.tasks.append(self.pool.submit(self.tokenizer.encode_piece, piece, first=i == 0))
-            if len(self.tasks) == 256:  # so many pieces keep all cores busy
-                self.write()
+            if len(self.tasks) == 512:  # half of them keep all cores busy while the others are written
+                self.write(256)
 
-    def write(self):
-        """Write the tokens of all that has been added."""
-        tokens = np.concatenate([np.empty(0, np.uint32), *(task.result() for task in self.tasks)])
-        self.tasks = []
+    def write(self, n=None):
+        """Write the tokens of the first n tasks, or of all that has been added."""
+        tokens = np.concatenate([np.empty(0, np.uint32), *(task.result() for task in self.tasks[:n])])
+        del self.tasks[:n]
         while len(tokens):
             shard, filled = divmod(self.counts['tokens'], SHARD_TOKENS)
             part, tokens = np.split(tokens, [SHARD_TOKENS - filled])
