@@ -233,9 +233,10 @@ class Linear(nn.Linear):
 
 
 def norm(x):
-    """RMSNorm without a gain, over the last dimension; the mean is in float32 also where x is not. Written out, since
-    F.rms_norm is slower in bfloat16 on a CPU, and a layer has 1 + K of these."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True, dtype=torch.float32) + 1e-6).to(x.dtype)
+    """RMSNorm without a gain, over the last dimension, its mean in float32 at least. Written out, since F.rms_norm is
+    slower in bfloat16 on a CPU, and a layer has 1 + K of these."""
+    mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(mean + 1e-6).to(x.dtype)
 
 
 class Norm(nn.Module):
