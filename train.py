@@ -477,5 +477,11 @@ if master and sample_tokens and step >= max_iters and not eval_only:
     prompt = torch.tensor([[tokenizer.eot]], device=device)
     tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50)[0].tolist()
     say('a sample:\n' + tokenizer.decode(tokens).decode('utf-8', 'replace'))
+if wandb_log and master:
+    wandb.finish()
 if ddp:
+    dist.barrier(group=control)
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads can abort an ordinary exit, seen once in some hundred runs
