@@ -484,4 +484,4 @@ if ddp:
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # gloo's threads can abort an ordinary exit, seen once in some hundred runs
+    os._exit(0)  # gloo's threads can abort an ordinary exit: seen once
