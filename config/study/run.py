@@ -1,0 +1,333 @@
+"""
+The study: train every arm with every seed, all arms of a seed before the next seed, and say what came out.
+
+    python config/study/run.py                         # two to three hours on two cores
+    python config/study/run.py --scale=113m            # on GPUs, with data/fineweb10B, and with further arms
+    python config/study/run.py --curves=out-a,out-b    # draw the losses of any runs of train.py
+
+An arm is a file beside this one, applied on top of that of the scale. Each finished run is kept in results.json; stop
+and start again as you like, also on another machine: what is finished is skipped and what was interrupted resumed. When
+it ends, results.md has the table and, where matplotlib is installed, results.svg the figure.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import prepare  # noqa: E402
+from configurator import configure, fail  # noqa: E402
+from model import budget, ffn_widths, resolve_device, shape_of  # noqa: E402
+
+scale = 'small'  # or 113m, or the path of a file like scale_small.py
+seeds = 5  # runs of each arm, with the seeds 0, 1, ...
+only = ''  # the arms to train besides uniform, separated by commas; empty: all
+jobs = 0  # runs at a time; 0: one on each GPU, or else on each core
+compile = 'auto'  # torch.compile, which needs a C++ compiler on a CPU: auto on a GPU only; or true, false
+results_dir = ''  # where results go; empty: beside this file
+curves = ''  # folders of runs, separated by commas: only draw their losses, into curves.svg
+
+configure(globals())
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The arms
+
+
+def searches():
+    """Further arms for 113m, {name: arguments of train.py}: what Liao et al. and Bayat et al. searched. All of them
+    meet the budget exactly."""
+    found = {f'k{k}': ['--ffn=hourglass', f'--n_mlp={k}'] for k in range(2, 11)}
+    for ratio, heads in (('1.00', 12), ('0.75', 21), ('0.50', 30), ('0.42', 33), ('0.25', 39)):
+        # d_h / d_model at K = 4; attention, wider than the stream, takes what the FFN gives up
+        found[f'narrow_{ratio}'] = ['--ffn=hourglass', '--n_mlp=4', '--head_dim=64', f'--n_head={heads}']
+    for layers, width in ((14, 576), (12, 768), (10, 864), (9, 1152), (7, 1152), (7, 1536), (5, 1536)):
+        found[f'aspect_{width / layers:.0f}'] = ['--ffn=hourglass', '--n_mlp=4', f'--n_layer={layers}',
+                                                 f'--n_embd={width}', '--head_dim=64', f'--n_head={width // 64}']
+    for taper in ('linear', 'cosine', 'sigmoid'):
+        for excess in (0.25, 0.375, 0.5, 0.625, 0.75):
+            found[f'{taper}_{1 + excess}'] = ['--ffn=tapered', f'--taper={taper}', f'--taper_start={1 + excess}',
+                                              f'--taper_end={1 - excess}']
+    return found
+
+
+def arms():
+    """{name: arguments of train.py}, uniform first."""
+    files = [path for path in sorted(HERE.glob('*.py')) if path.stem != 'run' and not path.stem.startswith('scale_')]
+    files.sort(key=lambda path: path.stem != 'uniform')
+    return {**{path.stem: [str(path)] for path in files}, **(searches() if scale == '113m' else {})}
+
+
+def settings_of(arguments):
+    """The settings that train.py would have with these arguments, a Config."""
+    return configure({'__file__': str(ROOT / 'train.py')}, argv=[scale_file, *arguments])
+
+
+def study_of(arms):
+    """What all runs must have in common, and how each arm differs from uniform: the head of results.json."""
+    base, described = settings_of(arms['uniform']), {}
+    if base['dataset'] == 'stdlib' and not Path('data/stdlib').exists():
+        prepare.prepare('stdlib')
+    meta = prepare.read_meta(base['dataset'])
+    base['vocab_size'] = base['vocab_size'] or meta['vocab_size']
+    budget_of_all = budget(shape_of(base))['non_embedding']
+    for name, arguments in arms.items():
+        settings = settings_of(arguments)
+        settings['vocab_size'] = base['vocab_size']
+        shape = shape_of(settings)
+        if budget(shape)['non_embedding'] != budget_of_all:
+            fail(f'arm {name} has {budget(shape)["non_embedding"]:,} parameters outside the embeddings, and uniform '
+                 f'{budget_of_all:,}')
+        described[name] = {'settings': {key: value for key, value in settings.items() if value != base[key]},
+                           'widths': [sum(row) for row in ffn_widths(shape)], 'total': budget(shape)['total']}
+    sha256 = hashlib.sha256()
+    for path in sorted(Path('data', base['dataset']).glob('*.bin')):
+        sha256.update(hashlib.sha256(path.read_bytes()).digest())
+    recipe = {key: value for key, value in base.items() if key not in NOT_OF_THE_RECIPE}
+    recipe['dtype'] = str(resolve_device(base['device'], base['dtype'])[1]).removeprefix('torch.')
+    return {'data': sha256.hexdigest(), 'torch': torch.__version__.split('+')[0], 'recipe': recipe, 'arms': described,
+            'runs': {}}
+
+
+NOT_OF_THE_RECIPE = {'out_dir', 'init_from', 'seed', 'compile', 'device', 'log_interval', 'sample_tokens', 'eval_only',
+                     'wandb_log', 'wandb_project', 'wandb_run_name'}
+
+
+def go_on(study, path):
+    """The study with the runs that results.json has; refuses to mix what was not trained alike."""
+    try:
+        before = json.loads(path.read_text())
+        pairs = [(key, before[key], study[key]) for key in ('data', 'torch')]
+        pairs += [(key, before['recipe'].get(key, value), value) for key, value in study['recipe'].items()]
+        pairs += [(f'arm {name}', before['arms'][name], arm) for name, arm in study['arms'].items()
+                  if name in before['runs']]
+    except (OSError, ValueError, KeyError) as error:
+        fail(f'{path} cannot be read: {type(error).__name__}: {error}')
+    differences = [f'{what} was {then} and is {now}' for what, then, now in pairs if then != now]
+    if differences:
+        fail(f'{path} has runs that were trained otherwise ({"; ".join(differences)}): move it away to begin anew')
+    return {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs']}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The runs
+
+
+def train_all(arms, study):
+    """Train what is not finished, several runs at a time. Ctrl-C or SIGTERM lets each of them save its checkpoint."""
+    gpus = torch.cuda.device_count()
+    slots = jobs or gpus or os.cpu_count()
+    pending = [(seed, name) for seed in range(seeds) for name in arms if str(seed) not in study['runs'].get(name, {})]
+    running, stopping, failed = {}, [], None  # running: {slot: (process, seed, name, folder)}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stopping.append(number))
+    while running or (pending and not stopping):
+        for slot in set(range(slots)) - set(running):
+            if pending and not stopping:
+                seed, name = pending.pop(0)
+                out = Path(f'out-study-{Path(scale_file).stem}', f'{name}-{seed}')
+                running[slot] = start(out, [*arms[name], f'--seed={seed}'], slot if gpus else None), seed, name, out
+        time.sleep(0.2)
+        for slot, (process, seed, name, out) in list(running.items()):
+            if stopping and process.poll() is None:
+                process.terminate()  # as often as it takes: train.py may not have been listening yet
+            elif process.poll() is not None:
+                del running[slot]
+                run = result_of(out, study['recipe']['max_iters'])
+                if run:
+                    study['runs'].setdefault(name, {})[str(seed)] = run
+                    write(results / f'{stem}.json', json.dumps(study, indent=1))
+                    print(f'{name}, seed {seed}: validation loss {run["val_loss"][-1]:.4f}, {len(pending)} runs to go',
+                          flush=True)
+                elif not stopping:
+                    failed = f'{name}, seed {seed} left without finishing: see the end of {out}/log.txt'
+                    stopping.append(failed)
+    if failed:
+        fail(failed)
+
+
+def start(out, arguments, gpu):
+    """Start train.py, on one thread or one GPU."""
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / 'train.py'), scale_file, *arguments, f'--out_dir={out}', '--init_from=auto',
+               f'--compile={compile}']
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', **({} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)})}
+    with open(out / 'log.txt', 'a') as log:  # a session of its own: Ctrl-C reaches it through train_all alone
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def result_of(out, max_iters):
+    """The losses of the run in this folder, or None if it has not come to its end."""
+    path = out / 'metrics.jsonl'
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    evaluations = [line for line in lines if 'val_loss' in line]
+    if not evaluations or evaluations[-1]['step'] < max_iters:
+        return None
+    logged = [line for line in lines if 'loss' in line]
+    tokens_per_step = logged[0]['tokens']
+    seconds = sum((line['step'] - before['step']) * tokens_per_step / line['tokens_per_second']
+                  for before, line in zip(logged, logged[1:]))
+    gpu = torch.cuda.is_available()
+    machine = torch.cuda.get_device_name() if gpu else f'{os.cpu_count()} cores of {platform.machine()}'
+    return {'step': [line['step'] for line in evaluations],
+            'val_loss': [round(line['val_loss'], 6) for line in evaluations],
+            'seconds': round(seconds), 'machine': machine}
+
+
+def write(path, text):
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What came out
+
+
+def compare(study):
+    """{arm: (seeds, mean validation loss, mean difference to uniform, its standard error)}, differences paired by seed,
+    the best arm first."""
+    def last(name):
+        return {seed: run['val_loss'][-1] for seed, run in study['runs'].get(name, {}).items()}
+
+    rows, uniform = {}, last('uniform')
+    for name in study['runs']:
+        losses = last(name)
+        differences = [losses[seed] - uniform[seed] for seed in losses if seed in uniform]
+        if differences:
+            error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
+            rows[name] = len(differences), statistics.mean(losses.values()), statistics.mean(differences), error
+    return dict(sorted(rows.items(), key=lambda row: row[1][2]))
+
+
+def table(study):
+    """The comparison as a Markdown table."""
+    lines = ['| arm | seeds | validation loss | minus uniform\'s | perplexity | parameters |',
+             '| --- | --: | --: | --: | --: | --: |']
+    for name, (n, loss, difference, error) in compare(study).items():
+        difference = '' if name == 'uniform' else f'{difference:+.4f} ± {error:.4f}'
+        lines.append(f'| {name} | {n} | {loss:.4f} | {difference} | {math.exp(loss):.3f} | '
+                     f'{study["arms"][name]["total"]:,} |')
+    return '\n'.join(lines)
+
+
+def report(study):
+    """Print the table; write results.md and, where matplotlib is installed, the figure."""
+    runs = [run for arm in study['runs'].values() for run in arm.values()]
+    if not runs:
+        return
+    recipe, machines = study['recipe'], ', '.join(sorted({run['machine'] for run in runs}))
+    tokens = recipe['max_iters'] * recipe['batch_size'] * recipe['gradient_accumulation_steps'] * recipe['block_size']
+    hours = sum(run['seconds'] for run in runs) / 3600
+    print(table(study))
+    write(results / f'{stem}.md', f"""# Results at scale {Path(scale_file).stem.removeprefix('scale_')}
+
+{len(runs)} runs of {tokens:,} tokens of data/{recipe['dataset']}, learning rate {recipe['learning_rate']}, {recipe['dtype']},
+torch {study['torch']}; {hours:.1f} hours of training in all, on {machines}. Written by
+
+    python config/study/run.py{'' if scale == 'small' else ' --scale=' + scale}
+
+Validation loss in nats per token after the last step, a mean over the seeds; differences to uniform are paired by
+seed, ± their standard error. Parameters are all of them, embeddings included; those outside the embeddings are
+{recipe['param_budget']:,} in every arm.
+
+{table(study)}
+""")
+    draw(study)
+
+
+def draw(study):
+    """The figure: differences to uniform after the last step, each seed a point, and over the course of training."""
+    pyplot = plotting()
+    if not pyplot:
+        return
+    rows = {name: row for name, row in compare(study).items() if name != 'uniform'}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout='constrained')
+    for y, (name, (n, _, difference, error)) in enumerate(rows.items()):
+        runs, uniform = study['runs'][name], study['runs']['uniform']
+        curves = [[loss - base for loss, base in zip(run['val_loss'], uniform[seed]['val_loss'])]
+                  for seed, run in runs.items() if seed in uniform]
+        line = left.errorbar(difference, -y, xerr=error, fmt='o', capsize=3)
+        left.plot([curve[-1] for curve in curves], [-y - 0.25] * n, '|', color=line[0].get_color(), markersize=5)
+        steps = next(iter(runs.values()))['step']
+        right.plot(steps[1:], [statistics.mean(at) for at in list(zip(*curves))[1:]], color=line[0].get_color(),
+                   label=name)
+    left.set_yticks([-y for y in range(len(rows))], list(rows))
+    left.axvline(0, color='gray', linewidth=0.8)
+    left.set_xlabel('validation loss minus uniform\'s, nats; mean ± standard error; |: a seed')
+    right.axhline(0, color='gray', linewidth=0.8)
+    right.set_xlabel('steps')
+    right.set_ylabel('mean difference to uniform, nats')
+    right.legend(fontsize=8)
+    save_figure(figure, results / f'{stem}.svg')
+
+
+def draw_curves(folders):
+    """Validation and training losses of runs over tokens, into curves.svg."""
+    pyplot = plotting()
+    if not pyplot:
+        fail('curves needs the package matplotlib: pip install matplotlib')
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
+    for folder in folders:
+        try:
+            lines = [json.loads(line) for line in Path(folder, 'metrics.jsonl').read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            fail(f'{folder}/metrics.jsonl cannot be read: {error}')
+        for key, style in (('loss', {'alpha': 0.4}), ('val_loss', {'marker': '.'})):
+            points = [(line['step'], line[key]) for line in lines if key in line]
+            color = axes.plot(*zip(*points), color=None if key == 'loss' else color, **style,
+                              label=None if key == 'loss' else f'{folder}, validation')[0].get_color()
+    axes.set_xlabel('steps')
+    axes.set_ylabel('loss, nats per token')
+    axes.legend()
+    save_figure(figure, Path('curves.svg'))
+
+
+def plotting():
+    """matplotlib.pyplot, where it is installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use('svg')
+    matplotlib.rcParams.update({'svg.hashsalt': 'study', 'svg.fonttype': 'none'})  # the same file each time, and small
+    from matplotlib import pyplot
+    return pyplot
+
+
+def save_figure(figure, path):
+    figure.savefig(path, metadata={'Date': None})
+    print(f'drew {path}')
+
+
+if curves:
+    draw_curves(curves.split(','))
+    sys.exit()
+scale_file = str(HERE / f'scale_{scale}.py') if scale in ('small', '113m') else scale
+name_of_scale = Path(scale_file).stem.removeprefix('scale_')
+stem = 'results' if name_of_scale == 'small' else f'results-{name_of_scale}'
+results = Path(results_dir or HERE)
+unknown = set(filter(None, only.split(','))) - set(arms())
+if unknown:
+    fail(f'only={only}: there is no arm {", ".join(unknown)}; there are {", ".join(arms())}')
+chosen = {name: arguments for name, arguments in arms().items() if not only or name in ['uniform', *only.split(',')]}
+try:
+    study = study_of(chosen)
+except ValueError as error:
+    fail(f'{scale_file}: {error}')
+if (results / f'{stem}.json').exists():
+    study = go_on(study, results / f'{stem}.json')
+train_all(chosen, study)
+report(study)
