@@ -234,8 +234,8 @@ def report(study):
     print(table(study))
     write(results / f'{stem}.md', f"""# Results at scale {Path(scale_file).stem.removeprefix('scale_')}
 
-{len(runs)} runs of {tokens:,} tokens of data/{recipe['dataset']}, learning rate {recipe['learning_rate']}, {recipe['dtype']},
-torch {study['torch']}; {hours:.1f} hours of training in all, on {machines}. Written by
+{len(runs)} runs of {tokens:,} tokens of data/{recipe['dataset']}, learning rate {recipe['learning_rate']},
+{recipe['dtype']}, torch {study['torch']}; {hours:.1f} hours of training in all, on {machines}. Written by
 
     python config/study/run.py{'' if scale == 'small' else ' --scale=' + scale}
 
@@ -285,10 +285,10 @@ def draw_curves(folders):
             lines = [json.loads(line) for line in Path(folder, 'metrics.jsonl').read_text().splitlines()]
         except (OSError, ValueError) as error:
             fail(f'{folder}/metrics.jsonl cannot be read: {error}')
-        for key, style in (('loss', {'alpha': 0.4}), ('val_loss', {'marker': '.'})):
-            points = [(line['step'], line[key]) for line in lines if key in line]
-            color = axes.plot(*zip(*points), color=None if key == 'loss' else color, **style,
-                              label=None if key == 'loss' else f'{folder}, validation')[0].get_color()
+        losses, evaluations = ([(line['step'], line[key]) for line in lines if key in line]
+                               for key in ('loss', 'val_loss'))
+        curve = axes.plot(*zip(*losses), alpha=0.4)[0]
+        axes.plot(*zip(*evaluations), marker='.', color=curve.get_color(), label=f'{folder}, validation')
     axes.set_xlabel('steps')
     axes.set_ylabel('loss, nats per token')
     axes.legend()
