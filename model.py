@@ -66,6 +66,7 @@ class GPTConfig:
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0
+    init_std: float = 0.02  # of the initial weights
 
     def __post_init__(self):
         for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'memory_chunk', 'ffn_multiple',
@@ -94,6 +95,7 @@ class GPTConfig:
             self.require(self.mlp_periods.count(',') + 1 == self.n_mlp, 'mlp_periods',
                          f'must have a number for each of n_mlp={self.n_mlp} MLPs')
         self.require(self.rope_theta > 0, 'rope_theta', 'must be positive')
+        self.require(0 < self.init_std < math.inf, 'init_std', 'must be positive')
         self.require(0 <= self.dropout < 1, 'dropout', 'must be at least 0 and below 1')
         self.require(self.ffn in FFN_KINDS, 'ffn', f'must be one of {", ".join(FFN_KINDS)}')
         if 'tapered' in self.ffn:
@@ -232,11 +234,30 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype))
 
 
-def norm(x):
-    """RMSNorm without a gain, over the last dimension, its mean in float32 at least. Written out, since F.rms_norm is
-    slower in bfloat16 on a CPU, and a layer has 1 + K of these."""
-    mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(mean + 1e-6).to(x.dtype)
+class RMSNorm(torch.autograd.Function):
+    """y = r x with r = 1 / sqrt(mean(x^2) + 1e-6), over the last dimension, without a gain.
+
+    A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
+    what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
+    passes of autograd's and keeps y only, as the matrix product after it does.
+    """
+
+    @staticmethod
+    def forward(ctx, x):
+        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
+        y = x * r
+        ctx.save_for_backward(y, r)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        y, r = ctx.saved_tensors
+        mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
+
+
+norm = RMSNorm.apply
 
 
 class Norm(nn.Module):
@@ -546,13 +567,14 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self):
-        """Normal, 0.02; what writes to the residual stream is scaled down by the root of the number of such writes.
+        """Normal, init_std; what writes to the residual stream is scaled down by the root of the number of such writes.
         Gains and what Titans have besides matrices begin as their classes say."""
         writes = sum(1 + len(block.ffn.mlps) for block in self.blocks)
         for name, weight in self.named_parameters():
             if name.endswith('weight'):
                 writes_to_stream = name.endswith(('o_proj.weight', 'down_proj.weight'))
-                nn.init.normal_(weight, std=0.02 / math.sqrt(writes) if writes_to_stream else 0.02)
+                std = self.config.init_std
+                nn.init.normal_(weight, std=std / math.sqrt(writes) if writes_to_stream else std)
 
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),

@@ -163,6 +163,7 @@ class Tokens:
     """The tokens of a split, 'train' or 'val': all its shards, in the order of their names, read where they lie."""
 
     def __init__(self, dataset, split):
+        self.name = f'data/{dataset} {split}'
         self.shards = [open_shard(path) for path in sorted((DATA / dataset).glob(f'{split}_*.bin'))]
         self.ends = np.cumsum([len(shard) for shard in self.shards])
         if not self.shards:
@@ -291,9 +292,9 @@ def write_shards(folder, inputs, tokenizer, field, val_fraction, seed):
         count, size = count + 1, size + len(document)
     if count == 0 or count == 1 and size < 10:
         fail('the input has no text, or too little to split it')
-    n_val = min(count - 1, max(1, round(count * val_fraction)))
+    n_val = count if val_fraction == 1 else min(count - 1, max(1, round(count * val_fraction)))
     limit, drawn = DOCUMENT_BYTES, set(random.Random(seed).sample(range(count), n_val))
-    if count == 1:  # read it as two
+    if count == 1 and val_fraction < 1:  # read it as two
         limit, drawn = size * 9 // 10, {1}
     with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=size, **BAR) as bar:
         train, val = (Writer(folder, split, tokenizer, pool) for split in ('train', 'val'))
@@ -366,8 +367,8 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         fail(f'--dataset={dataset}: should be {", ".join(NAMED)}, or another word and come with an --input')
     if shards and dataset not in READY_MADE or dataset in READY_MADE and tokenizer not in ('', 'gpt2'):
         fail(f'--shards is for {", ".join(READY_MADE)}, which are gpt2 tokens, and --tokenizer for all others')
-    if not 0 < val_fraction < 1:
-        fail(f'--val_fraction={val_fraction} should be between 0 and 1')
+    if not 0 < val_fraction <= 1:
+        fail(f'--val_fraction={val_fraction} should be above 0 and at most 1')
     if folder.exists() and dataset not in READY_MADE:
         fail(f'{folder} is there already: remove it, or choose another --dataset')
     try:
@@ -400,7 +401,7 @@ if __name__ == '__main__':
     input = ''  # a file, a glob, a folder or a URL of .txt (a file is a document) or .jsonl (a line is), also as .gz
     tokenizer = ''  # bytes, gpt2, another name tiktoken knows, or a BPE rank file; '': bytes for stdlib, or else gpt2
     field = 'text'  # of a line of .jsonl
-    val_fraction = 0.05  # of the documents, drawn for validation; of a single document it is the last tenth
+    val_fraction = 0.05  # of the documents, drawn for validation; of a single document it is the last tenth; 1.0: all
     seed = 1337  # of this draw
     shards = 0  # train shards to download of a ready-made data set; 0: all
     try:

@@ -45,6 +45,7 @@ init_from = 'scratch'  # or 'resume' from out_dir's checkpoint, or 'auto': resum
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
+eval_datasets = ''  # data sets to evaluate on besides dataset, separated by commas; prepared with the same tokenizer
 eval_only = False  # evaluate once and leave
 log_interval = 10  # steps between logged training losses
 sample_tokens = 256  # tokens of a sample printed at the end; 0: none
@@ -79,6 +80,7 @@ rope_theta = 10000.0  # base of the rotary embeddings' wavelengths
 qk_norm = False  # RMSNorm of queries and keys, per head
 tie_embeddings = True  # the head is the embedding table
 dropout = 0.0  # of attention and of what is added to the stream
+init_std = 0.02  # of the initial weights
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
 max_iters = 800  # steps in all
@@ -100,8 +102,9 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save
 # ----------------------------------------------------------------------------------------------------------------------
 # The checkpoint to resume from. What was not set now is as it was then; what was set must agree, but for a few.
 
-free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_only', 'log_interval',
-                  'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile']
+free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
+                  'log_interval', 'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype',
+                  'compile']
 if init_from not in ('scratch', 'resume', 'auto'):
     fail(f'init_from={init_from}: must be scratch, resume or auto')
 found = [path for path in (Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')) if path.exists()]
@@ -197,10 +200,15 @@ meta = prepare.read_meta(dataset)
 tokenizer = prepare.read_tokenizer(dataset)
 token_bytes = prepare.read_token_bytes(dataset)
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
-for split, data in (('train', train_data), ('val', val_data)):
+eval_data = {'': val_data}  # by what their scores' names end in: val_loss, val_loss/NAME
+for name in filter(None, eval_datasets.split(',')):
+    eval_data[f'/{name}'] = prepare.Tokens(name, 'val')
+    if prepare.read_tokenizer(name).state() != tokenizer.state():
+        fail(f'data/{name} was prepared with another tokenizer than data/{dataset}: losses per token are no match')
+for data in (train_data, *eval_data.values()):
     if len(data) <= block_size:
-        fail(f'the {split} split of data/{dataset} has {len(data):,} tokens, less than a window of block_size + 1: '
-             'prepare more text, or lower --block_size')
+        fail(f'{data.name} has {len(data):,} tokens, less than a window of block_size + 1: prepare more text, or lower '
+             '--block_size')
 n_windows = (len(train_data) - 1) // block_size
 data_id = json.dumps([meta, len(train_data), len(val_data)], sort_keys=True)
 data_id = hashlib.sha256(data_id.encode()).hexdigest()
@@ -219,7 +227,7 @@ def read_windows(data, starts, length):
     """Inputs and targets, each (len(starts), length), on the device."""
     tokens = np.stack([data.window(start, length + 1) for start in starts])
     if tokens.max() >= meta['vocab_size']:
-        raise ValueError(f'data/{dataset} has a token id {tokens.max()}, outside of its {meta["vocab_size"]}')
+        raise ValueError(f'{data.name} has a token id {tokens.max()}, outside of its {meta["vocab_size"]}')
     tokens = torch.from_numpy(tokens)
     if device_type == 'cuda':
         tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -405,9 +413,10 @@ clock, clock_step = time.perf_counter(), step
 
 while True:  # what is evaluated as of a step is the model after so many steps, which then goes into the step
     if eval_only or (not evaluated and (step % eval_interval == 0 or step >= max_iters)):
-        scores = evaluate(val_data)
-        say(f'step {step}: validation loss {scores["val_loss"]:.4f}, perplexity {scores["val_ppl"]:.3f}, '
-            f'{scores["val_bpb"]:.4f} bits per byte')
+        scores = {f'{key}{name}': score for name, data in eval_data.items() for key, score in evaluate(data).items()}
+        for name in eval_data:
+            say(f'step {step}: {eval_data[name].name} loss {scores[f"val_loss{name}"]:.4f}, perplexity '
+                f'{scores[f"val_ppl{name}"]:.3f}, {scores[f"val_bpb{name}"]:.4f} bits per byte')
         if eval_only:
             break
         if not math.isfinite(scores['val_loss']):

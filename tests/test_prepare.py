@@ -151,6 +151,15 @@ def test_the_same_input_gives_the_same_files():
     assert len(val) == 50 and len(train) == 450 and not set(val) & set(train)
 
 
+def test_all_documents_for_validation():
+    for name, texts in (('one', ['a single document']), ('two', ['a', 'b'])):
+        write(f'{name}.jsonl', ''.join(json.dumps({'text': text}) + '\n' for text in texts))
+        prepare.prepare(name, input=f'{name}.jsonl', tokenizer='bytes', val_fraction=1.0)
+        assert read_documents(name, 'val') == [text.encode() for text in texts]
+        with pytest.raises(SystemExit, match='no shards for train'):
+            Tokens(name, 'train')
+
+
 def test_never_all_documents_are_for_validation():
     write('in/a.jsonl', b'\xef\xbb\xbf{"text": "a"}\r\n')
     write('in/b.txt', 'b')
@@ -323,7 +332,7 @@ def test_damaged_gz_is_named():
     ({'dataset': '', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'x.tmp1', 'input': 'a.txt'}, '--dataset=x.tmp1'),
     ({'dataset': '..', 'input': 'a.txt'}, '--dataset'), ({'dataset': 'stdlib', 'input': 'a.txt'}, '--input'),
     ({'input': 'a.txt', 'shards': 2}, '--shards'), ({'dataset': 'fineweb10B', 'input': 'a.txt'}, '--input'),
-    ({'input': 'a.txt', 'val_fraction': 0.0}, '0 and 1'), ({'input': 'a.txt', 'val_fraction': 1.0}, '0 and 1'),
+    ({'input': 'a.txt', 'val_fraction': 0.0}, 'above 0'), ({'input': 'a.txt', 'val_fraction': 1.1}, 'at most 1'),
     ({'dataset': 'fineweb10B', 'tokenizer': 'bytes'}, 'gpt2')])
 def test_bad_settings(kwargs, what):
     write('a.txt', 'text')

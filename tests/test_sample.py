@@ -1,11 +1,13 @@
+import json
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import ROOT
-from model import GPT, GPTConfig
-from prepare import Tokenizer
+from model import GPT, GPTConfig, ffn_widths
+from prepare import Tokenizer, Tokens
 
 
 @pytest.fixture
@@ -35,12 +37,40 @@ def test_seed_file_and_best_checkpoint(sample):
     assert sample(str(ROOT / 'config/standard_113m.py'), '--out_dir=out', *args).stdout == first
 
 
+@pytest.mark.parametrize('shape', [[], ['--ffn=hourglass', '--n_mlp=2', '--norm=olmo2'], ['--mixer=titans']])
+def test_probe_is_the_cosine_of_what_the_ffn_adds_and_the_stream(train, run, shape):
+    train('--max_iters=4', *shape)
+    said = run('sample.py', '--probe', '--probe_tokens=40').stdout
+    saved = torch.load('out/ckpt.pt', weights_only=True)
+    model = GPT(GPTConfig(**saved['model_args']))
+    model.load_state_dict(saved['model'])
+    tokens, cosines, ratios = Tokens('tiny', 'val').window(0, 40), [[], []], [[], []]
+    for window in torch.from_numpy(tokens).split(16):  # by hand: a layer after the other, a token after the other
+        h = model.embedding(window[None])
+        rotary = [table[:len(window)] for table in (model.cos, model.sin)]
+        for layer, block in enumerate(model.blocks):
+            z = block.residual(h, block.mixer, rotary, None)
+            out = block.ffn(z)
+            for h_t, f_t in zip(h[0], (out - z)[0]):
+                cosines[layer].append((h_t @ f_t / (h_t @ h_t).sqrt() / (f_t @ f_t).sqrt()).item())
+                ratios[layer].append(((f_t @ f_t) / (h_t @ h_t)).sqrt().item())
+            h = out
+    result = json.loads(Path('out/probe.json').read_text())
+    rho, ratio = [statistics.mean(c) for c in cosines], [statistics.mean(r) for r in ratios]
+    assert [layer['rho'] for layer in result['layers']] == pytest.approx(rho, abs=1e-5)
+    assert [layer['ratio'] for layer in result['layers']] == pytest.approx(ratio, rel=1e-4)
+    assert [layer['widths'] for layer in result['layers']] == ffn_widths(model.config)
+    assert result['correlation'] == pytest.approx(1 if rho[1] > rho[0] else -1)
+    assert f'{result["layers"][1]["rho"]:+.4f}' in said and 'data/tiny val' in said
+
+
 def test_errors_are_one_line(sample):
     Path('not.pt').write_text('nonsense')
     Path('latin.txt').write_bytes(b'\xff')
     for args, message in ((['--out_dir=none'], 'none/ckpt.pt: no such checkpoint'),
                           (['--checkpoint=not.pt'], 'not.pt is no checkpoint of train.py'),
                           (['--start=FILE:none.txt'], 'none.txt'), (['--start=FILE:latin.txt'], 'latin.txt'),
+                          (['--probe', '--probe_tokens=0'], 'probe_tokens=0'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
                           (['--top_q=0'], "did you mean 'top_p'")):
         done = sample(*args, status=1)

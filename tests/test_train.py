@@ -1,3 +1,4 @@
+import base64
 import json
 import math
 import os
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import prepare
 from conftest import ROOT, TINY_RUN, make_data
-
 from model import GPT, GPTConfig, budget
 
 
@@ -115,11 +116,8 @@ def test_every_window_is_seen_once_an_epoch_in_a_seeded_order(train):
     assert not torch.equal(train('--max_iters=0', '--out_dir=seed', '--seed=1')['get_batch'](0)[0], batches[0][0])
 
 
-@pytest.mark.parametrize('eval_tokens', [0, 200])
-def test_evaluation_is_an_exact_sum(train, eval_tokens):
-    run = train('--max_iters=0', f'--eval_tokens={eval_tokens}')
-    model, data = run['raw_model'], run['val_data']
-    n = eval_tokens or len(data) - 1
+def plain_scores(model, data, n):
+    """Loss, perplexity and bits per byte of the first n targets, token by token."""
     nats, nats_of_bytes, n_bytes = 0.0, 0.0, 0
     for start in range(0, n, 16):
         window = torch.from_numpy(data.window(start, min(16, n - start) + 1))
@@ -129,11 +127,35 @@ def test_evaluation_is_an_exact_sum(train, eval_tokens):
             if target < 256:  # end-of-text stands for no byte
                 nats_of_bytes -= log_p[t, target].item()
                 n_bytes += 1
-    line = metrics()[0]
-    assert line['val_loss'] == pytest.approx(nats / n, rel=1e-6)
-    assert line['val_ppl'] == pytest.approx(math.exp(nats / n), rel=1e-5)
-    assert line['val_bpb'] == pytest.approx(nats_of_bytes / n_bytes / math.log(2), rel=1e-6)
-    assert n_bytes < n or eval_tokens  # all of the split has the end of a text in it
+    return nats / n, math.exp(nats / n), nats_of_bytes / n_bytes / math.log(2)
+
+
+@pytest.mark.parametrize('eval_tokens', [0, 200])
+def test_evaluation_is_an_exact_sum(train, eval_tokens):
+    prepare.prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0)
+    run = train('--max_iters=0', f'--eval_tokens={eval_tokens}', '--eval_datasets=other')
+    for data, end in ((run['val_data'], ''), (prepare.Tokens('other', 'val'), '/other')):
+        scores = plain_scores(run['raw_model'], data, eval_tokens or len(data) - 1)
+        assert [metrics()[0][f'val_{key}{end}'] for key in ('loss', 'ppl', 'bpb')] == pytest.approx(scores, rel=1e-5)
+
+
+def test_a_checkpoint_is_evaluated_with_nothing_else_said(train, run):
+    train('--max_iters=4')
+    trained = metrics()[-1]
+    prepare.prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0, seed=1)
+    command = 'train.py', '--init_from=resume', '--eval_only=true', '--eval_datasets=other'
+    one, two = (run(*command, processes=processes).stdout.splitlines()[-2:] for processes in (0, 2))
+    assert one == two and len(metrics()) == 4 + 2  # nothing was logged
+    assert f'data/tiny val loss {trained["val_loss"]:.4f}, perplexity {trained["val_ppl"]:.3f}, ' in one[0]
+    assert 'step 4: data/other val loss' in one[1]
+
+
+def test_data_of_another_tokenizer_is_not_evaluated(train):
+    ranks = ''.join(f'{base64.b64encode(bytes([i])).decode()} {i}\n' for i in range(256))
+    Path('other.bpe').write_text(ranks)
+    prepare.prepare('other', input='texts', tokenizer='other.bpe')
+    with pytest.raises(SystemExit, match='data/other was prepared with another tokenizer than data/tiny'):
+        train('--eval_datasets=other')
 
 
 def test_two_processes_equal_one(train, run, tmp_path):
