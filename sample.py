@@ -4,19 +4,23 @@ What one asks of a checkpoint of train.py. Text, as it is generated:
     python sample.py --out_dir=out --start='def main(' --num_samples=3
     python sample.py --out_dir=out --start=FILE:prompt.txt --temperature=0
 
-How each layer's FFN relates to the residual stream:
+The benchmarks of lm-evaluation-harness, and how each layer's FFN relates to the residual stream:
 
+    python sample.py --out_dir=out --tasks=lambada_openai,piqa
     python sample.py --out_dir=out --probe=true
 """
 
 import codecs
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from configurator import configure, fail
 from model import GPT, GPTConfig, ffn_widths, resolve_device
@@ -31,14 +35,19 @@ temperature = 0.8  # 0: always the likeliest token
 top_k = 200  # only the k likeliest tokens; 0: all
 top_p = 1.0  # only the likeliest tokens that have this much of the probability
 seed = 1337  # of the draws
+tasks = ''  # instead of sampling, benchmarks of lm-evaluation-harness to run, separated by commas
+tasks_dir = ''  # a folder with task files of your own
+limit = 0  # examples of each task, the first ones; 0: all
+eval_batch = 16  # sequences of a task that are scored at once
 probe = False  # instead of sampling, measure the alignment of each FFN with the stream, over validation tokens
 probe_tokens = 65536  # the first ones, as far as there are as many
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
 dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
 
 configure(globals(), also='train.py')
-if probe_tokens < 1:
-    fail(f'probe_tokens={probe_tokens}: must be at least 1')
+for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
+    if globals()[name] < low:
+        fail(f'{name}={globals()[name]}: must be at least {low}')
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
@@ -54,6 +63,137 @@ def load(path):
         return model.to(device, compute_dtype).eval(), Tokenizer(saved['tokenizer']), saved['config']
     except Exception as error:
         fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Samples
+
+
+def prompt():
+    if not start.startswith('FILE:'):
+        return start
+    try:
+        return Path(start[5:]).read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f'--start={start}: {error}')
+
+
+def print_samples(model, tokenizer):
+    text = prompt()
+    idx = torch.tensor([[tokenizer.eot, *tokenizer.encode(text)]], device=device)  # as every document begins
+    for _ in range(num_samples):
+        print(text, end='')
+        utf8 = codecs.getincrementaldecoder('utf-8')('replace')  # a character may be more than one token
+        for token in model.generate_tokens(idx, max_new_tokens, temperature, top_k, top_p, stop_token=tokenizer.eot):
+            print(utf8.decode(tokenizer.decode([token.item()])), end='', flush=True)
+        print('\n---------------')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Benchmarks. The harness turns every task into requests of three kinds: how likely is this continuation of this
+# context, how likely is this text, and how does this text go on.
+
+
+def language_model(model, tokenizer, batch_size):
+    """A GPT as lm-evaluation-harness asks one. All that it reads begins with end-of-text, as in training."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    block_size = model.config.block_size
+
+    class LanguageModel(TemplateLM):  # which has loglikelihood, by way of tok_encode and _loglikelihood_tokens
+        eot_token_id = tokenizer.eot
+
+        def tok_encode(self, string, add_special_tokens=None, **_):
+            """str -> list of int, with the end-of-text before it unless add_special_tokens is False."""
+            return [tokenizer.eot][:add_special_tokens is not False] + tokenizer.encode(string)
+
+        @torch.no_grad()
+        def _loglikelihood_tokens(self, requests, **_):
+            """requests: [(_, context, continuation)], lists of tokens. Returns for each the log-likelihood of the
+            continuation, in nats, and whether each of its tokens is the likeliest. Of what is too long the end counts;
+            raises ValueError if a continuation alone is longer than block_size."""
+            rows = [(context + continuation)[-block_size - 1:] for _, context, continuation in requests]
+            lengths = [len(continuation) for _, _, continuation in requests]
+            if max(lengths, default=0) > block_size:
+                raise ValueError(f'a continuation of {max(lengths)} tokens is longer than block_size={block_size}')
+            # Similar lengths waste little on padding, and the longest first shows at once whether they fit into memory.
+            order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+            answers = [None] * len(rows)
+            for start in tqdm(range(0, len(order), batch_size), 'scoring', unit='batch', disable=None):
+                batch = order[start:start + batch_size]
+                idx = pad_sequence([torch.tensor(rows[i][:-1]) for i in batch], batch_first=True)  # (B, T)
+                # Padding stands at the end, where no token before it sees it. Only continuations need logits.
+                for i, x in zip(batch, model.hidden(idx.to(device))):
+                    end = len(rows[i]) - 1
+                    targets = torch.tensor(rows[i][end + 1 - lengths[i]:], device=device)
+                    log_p = model.logits(x[end - lengths[i]:end]).log_softmax(-1)  # (length, vocab_size)
+                    greedy = (log_p.argmax(-1) == targets).all()
+                    answers[i] = log_p.gather(1, targets[:, None]).sum().item(), greedy.item()
+            return answers
+
+        def loglikelihood_rolling(self, requests, disable_tqdm=False):
+            """The log-likelihood of each whole text, in windows of block_size: each token is predicted once."""
+            windows = [(i, *make_disjoint_window(window)) for i, request in enumerate(requests)
+                       for window in get_rolling_token_windows(tokenizer.encode(request.args[0]), tokenizer.eot,
+                                                               max_seq_len=block_size, context_len=1)]
+            totals = [0.0] * len(requests)
+            for (i, *_), (log_p, _) in zip(windows, self._loglikelihood_tokens(windows)):
+                totals[i] += log_p
+            return totals
+
+        def generate_until(self, requests, disable_tqdm=False):
+            """How the model goes on after each context, up to end-of-text or any of the strings to stop at, without it.
+            Raises ValueError if block_size has no room for a context beside max_gen_toks."""
+            texts = []
+            for context, kwargs in tqdm([request.args for request in requests], 'generating', disable=None):
+                how = normalize_gen_kwargs(kwargs)
+                stops, room = [stop for stop in how['until'] if stop], block_size - how['max_gen_toks']
+                if room < 1:
+                    raise ValueError(f'max_gen_toks={how["max_gen_toks"]} of a task leaves no room for its context in '
+                                     f'block_size={block_size}')
+                idx = torch.tensor([self.tok_encode(context)[-room:]], device=device)
+                tokens, text = [], ''
+                for token in model.generate_tokens(idx, how['max_gen_toks'], how.get('temperature', 0.0),
+                                                   how.get('top_k', 0), how.get('top_p', 1.0), tokenizer.eot):
+                    tokens.append(token.item())
+                    text = tokenizer.decode(tokens).decode('utf-8', 'replace')
+                    if any(stop in text for stop in stops):
+                        break
+                for stop in stops:
+                    text = text.split(stop)[0]
+                texts.append(text)
+            return texts
+
+    return LanguageModel()
+
+
+def run_tasks(model, tokenizer):
+    """Print the harness's table, and write its numbers to tasks.json."""
+    os.environ['DISABLE_MULTIPROC'] = '1'  # its processes, for standard errors, could run this script again
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import make_table
+        harness_model = language_model(model, tokenizer, eval_batch)
+    except ImportError as error:
+        fail(f'--tasks needs a recent lm-evaluation-harness: pip install -U lm-eval ({error})')
+    manager = TaskManager(include_path=tasks_dir or None)
+    try:
+        manager.load(tasks.split(','))
+    except Exception as error:  # of the harness, of a task's own code, of datasets or of the network
+        fail(f'--tasks={tasks}: {type(error).__name__}: {error}')
+    results = simple_evaluate(harness_model, tasks=tasks.split(','), limit=limit or None, task_manager=manager,
+                              bootstrap_iters=1000, log_samples=False, torch_random_seed=seed)
+    print(make_table(results))
+    if 'groups' in results:
+        print(make_table(results, 'groups'))
+    kept = 'results', 'groups', 'versions', 'n-shot', 'n-samples', 'lm_eval_version'
+    write('tasks.json', {name: results[name] for name in kept if name in results})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The probe
 
 
 @torch.no_grad()
@@ -94,7 +234,7 @@ def run_probe(model, data):
         print(f'{i:5d}  {layer["rho"]:+9.4f}  {layer["ratio"]:9.4f}  {" + ".join(map(str, layer["widths"]))}')
     print(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
     result = {'data': data.name, 'tokens': len(tokens), 'correlation': correlation, 'layers': layers}
-    Path(out_dir, 'probe.json').write_text(json.dumps(result, indent=1))
+    write('probe.json', result)
     try:
         import matplotlib
     except ImportError:
@@ -106,16 +246,23 @@ def run_probe(model, data):
                                   (rho, ratio, [sum(layer['widths']) for layer in layers])):
         axes.plot(depth, values, marker='.')
         axes.set(xlabel='layer', title=what)
-    figure.savefig(Path(out_dir, 'probe.svg'))
+    figure.savefig(folder / 'probe.svg')
 
 
-def prompt():
-    if not start.startswith('FILE:'):
-        return start
+# ----------------------------------------------------------------------------------------------------------------------
+
+path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
+folder = path.parent  # where results go
+
+
+def write(name, result):
+    """A JSON file beside the checkpoint; what was there before stays whole until it is."""
+    part = folder / f'{name}.part'
     try:
-        return Path(start[5:]).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f'--start={start}: {error}')
+        part.write_text(json.dumps(result, indent=1, default=float))
+        os.replace(part, folder / name)
+    except OSError as error:
+        fail(f'{folder / name}: {error.strerror}')
 
 
 try:
@@ -123,20 +270,14 @@ try:
 except ValueError as error:
     fail(str(error))
 torch.manual_seed(seed)
-model, tokenizer, trained_with = load(Path(checkpoint or Path(out_dir, 'ckpt.pt')))
-if probe:
-    run_probe(model, Tokens(trained_with['dataset'], 'val'))
-    sys.exit()
-text = prompt()
-idx = torch.tensor([[tokenizer.eot, *tokenizer.encode(text)]], device=device)  # every document begins with end-of-text
-
+model, tokenizer, trained_with = load(path)
 try:
-    for _ in range(num_samples):
-        print(text, end='')
-        utf8 = codecs.getincrementaldecoder('utf-8')('replace')  # a character may be more than one token
-        for token in model.generate_tokens(idx, max_new_tokens, temperature, top_k, top_p, stop_token=tokenizer.eot):
-            print(utf8.decode(tokenizer.decode([token.item()])), end='', flush=True)
-        print('\n---------------')
+    if tasks:
+        run_tasks(model, tokenizer)
+    elif probe:
+        run_probe(model, Tokens(trained_with['dataset'], 'val'))
+    else:
+        print_samples(model, tokenizer)
 except ValueError as error:
     fail(str(error))
 except BrokenPipeError:
