@@ -1,0 +1,132 @@
+import json
+import math
+import os
+import re
+import runpy
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, make_data
+
+STUDY = ROOT / 'config/study'
+TOY = """
+dataset = 'tiny'
+block_size = 16
+batch_size = 4
+dtype = 'float32'
+n_layer = 3
+n_head = 2
+n_embd = 32
+ffn_multiple = 4
+param_budget = 16 * 32**2 * 3
+max_iters = 40
+warmup_iters = 2
+eval_interval = 20
+eval_tokens = 200
+sample_tokens = 0
+"""
+COMMAND = ['--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=2', '--jobs=1']
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    make_data(tmp_path, monkeypatch)
+    Path('toy.py').write_text(TOY)
+
+
+def results():
+    path = Path('results-toy.json')
+    return json.loads(path.read_text())['runs'] if path.exists() else {}
+
+
+def wait_for(condition):
+    end = time.time() + 60
+    while not condition():
+        assert time.time() < end
+        time.sleep(0.02)
+
+
+def test_interrupted_and_gone_on_with(toy, run):
+    job = subprocess.Popen([sys.executable, STUDY / 'run.py', *COMMAND], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: Path('out-study-toy/step-0/ckpt.pt').exists())  # uniform is finished, step is not
+    first = results()
+    job.send_signal(signal.SIGINT)
+    assert 'stopped, with 2 runs not begun' in job.communicate(timeout=60)[0] and job.returncode == 0
+    assert set(first) == {'uniform'} and set(first['uniform']) == {'0'}
+    ages = {path: path.stat().st_mtime_ns for path in Path('out-study-toy/uniform-0').iterdir()}
+
+    said = run('config/study/run.py', *COMMAND).stdout
+    assert {path: path.stat().st_mtime_ns for path in Path('out-study-toy/uniform-0').iterdir()} == ages
+    after = results()
+    assert {arm: set(runs) for arm, runs in after.items()} == {'uniform': {'0', '1'}, 'step': {'0', '1'}}
+    assert after['uniform']['0'] == first['uniform']['0']
+    for arm, runs in after.items():
+        for seed, result in runs.items():
+            lines = map(json.loads, Path(f'out-study-toy/{arm}-{seed}/metrics.jsonl').read_text().splitlines())
+            curve = [(line['step'], round(line['val_loss'], 6)) for line in lines if 'val_loss' in line]
+            assert curve == list(zip(result['step'], result['val_loss'])) and curve[-1][0] == 40
+    # the interrupted run is the one that was never stopped
+    run('train.py', 'toy.py', str(STUDY / 'step.py'), '--seed=0', '--out_dir=alone')
+    alone = Path('alone/metrics.jsonl').read_text().splitlines()[-1]
+    assert round(json.loads(alone)['val_loss'], 6) == after['step']['0']['val_loss'][-1]
+
+    a, b = (after['step'][seed]['val_loss'][-1] - after['uniform'][seed]['val_loss'][-1] for seed in '01')
+    mean = statistics.mean(after['step'][seed]['val_loss'][-1] for seed in '01')
+    row = f'| step | 2 | {mean:.4f} | {(a + b) / 2:+.4f} ± {abs(a - b) / 2:.4f} | {math.exp(mean):.3f} |'
+    assert row in said and row in Path('results-toy.md').read_text()
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda study: study.update(torch='1.0'), 'torch was 1.0 and is'),
+    (lambda study: study.update(data='0'), 'data was 0 and is'),
+    (lambda study: study['recipe'].update(learning_rate=9.0), 'learning_rate was 9.0 and is 0.003'),
+    (lambda study: study['arms']['uniform'].update(widths=[1, 1, 1]), 'arm uniform was')])
+def test_runs_that_do_not_agree_are_refused(toy, monkeypatch, change, message):
+    study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
+    scope = study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
+    before = {**scope['study'], 'runs': {'uniform': {}}}
+    change(before)
+    Path('results-toy.json').write_text(json.dumps(before))
+    with pytest.raises(SystemExit, match=message):
+        study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
+
+
+def study(*args, monkeypatch):
+    """Run run.py in this process; returns its variables."""
+    monkeypatch.setattr(sys, 'argv', ['run.py', *args])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return runpy.run_path(str(STUDY / 'run.py'), run_name='__main__')
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize('scale, dataset', [('small', 'stdlib'), ('113m', 'fineweb10B')])
+def test_all_arms_have_the_budget_of_the_uniform_one(toy, monkeypatch, tmp_path, scale, dataset):
+    os.rename('data/tiny', f'data/{dataset}')
+    scope = study(f'--scale={scale}', f'--results_dir={tmp_path}', '--seeds=0', monkeypatch=monkeypatch)
+    assert len(scope['study']['arms']) == (10 if scale == 'small' else 39)
+    for name, arguments in scope['arms']().items():
+        counts = scope['budget'](scope['shape_of'](scope['settings_of'](arguments + ['--vocab_size=257'])))
+        assert counts['non_embedding'] == scope['study']['recipe']['param_budget'], name
+
+
+def test_a_run_that_fails_is_one_line(toy, run):
+    Path('toy.py').write_text(TOY + "block_size = 10**6\n")
+    done = run('config/study/run.py', *COMMAND, status=1)
+    assert re.fullmatch('uniform, seed 0 left without finishing: see the end of out-study-toy/uniform-0/log.txt\n',
+                        done.stderr), done.stderr
+
+
+def test_curves_of_any_runs(toy, run):
+    pytest.importorskip('matplotlib')
+    run('train.py', 'toy.py', '--out_dir=out-a')
+    run('config/study/run.py', '--curves=out-a,out-a')
+    assert '</svg>' in Path('curves.svg').read_text()
+    assert run('config/study/run.py', '--curves=none', status=1).stderr.startswith('none/metrics.jsonl cannot be read')
