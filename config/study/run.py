@@ -178,14 +178,12 @@ def result_of(out, max_iters):
     if not evaluations or evaluations[-1]['step'] < max_iters:
         return None
     logged = [line for line in lines if 'loss' in line]
-    tokens_per_step = logged[0]['tokens']
-    seconds = sum((line['step'] - before['step']) * tokens_per_step / line['tokens_per_second']
-                  for before, line in zip(logged, logged[1:]))
+    tokens, speed = logged[-1]['tokens'], statistics.median(line['tokens_per_second'] for line in logged)
     gpu = torch.cuda.is_available()
     machine = torch.cuda.get_device_name() if gpu else f'{os.cpu_count()} cores of {platform.machine()}'
     return {'step': [line['step'] for line in evaluations],
             'val_loss': [round(line['val_loss'], 6) for line in evaluations],
-            'seconds': round(seconds), 'machine': machine}
+            'seconds': round(tokens / speed), 'machine': machine}
 
 
 def write(path, text):
