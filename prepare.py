@@ -146,7 +146,10 @@ def read_file(dataset, name, parse):
 
 def read_meta(dataset):
     """data/NAME/meta.json as a dict: tokenizer, vocab_size, {tokens, bytes, documents} of train and of val, ..."""
-    return read_file(dataset, 'meta.json', lambda data: dict(json.loads(data)))
+    def parse(data):
+        meta = json.loads(data)
+        return {**meta, 'vocab_size': int(meta['vocab_size'])}
+    return read_file(dataset, 'meta.json', parse)
 
 
 def read_tokenizer(dataset):

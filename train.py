@@ -186,7 +186,11 @@ def leave_if(problem):
 
 def say(text):
     if master:
-        tqdm.write(text)
+        try:
+            tqdm.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader has left, as head does
+            sys.stdout = open(os.devnull, 'w')
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -452,11 +452,18 @@ def test_token_outside_of_the_vocabulary(train):
     assert load()['iter_num'] == 0
 
 
-@pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('tokenizer.json', b'{}'), ('token_bytes.npy', b'')])
+@pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('meta.json', b'{}'), ('tokenizer.json', b'{}'), ('token_bytes.npy', b'')])
 def test_damaged_data_is_named(train, name, content):
     Path('data/tiny', name).write_bytes(content)
     with pytest.raises(SystemExit, match=f'data/tiny/{name} is damaged'):
         train()
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='a pipe of bash')
+def test_a_reader_that_leaves_does_not_end_the_run(train):
+    command = f'{sys.executable} {ROOT}/train.py {" ".join(TINY_RUN)} | head -n 1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(['bash', '-c', command], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stderr == '' and load()['iter_num'] == 12
 
 
 def test_vocabulary_larger_than_the_tokenizers(train):
