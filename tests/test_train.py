@@ -452,7 +452,8 @@ def test_token_outside_of_the_vocabulary(train):
     assert load()['iter_num'] == 0
 
 
-@pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('meta.json', b'{}'), ('tokenizer.json', b'{}'), ('token_bytes.npy', b'')])
+@pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('meta.json', b'{}'), ('tokenizer.json', b'{}'),
+                                           ('token_bytes.npy', b'')])
 def test_damaged_data_is_named(train, name, content):
     Path('data/tiny', name).write_bytes(content)
     with pytest.raises(SystemExit, match=f'data/tiny/{name} is damaged'):

@@ -117,7 +117,8 @@ def go_on(study, path):
         fail(f'{path} cannot be read: {type(error).__name__}: {error}')
     differences = [f'{what} was {then} and is {now}' for what, then, now in pairs if then != now]
     if differences:
-        fail(f'{path} has runs that were trained otherwise ({"; ".join(differences)}): move it away to begin anew')
+        fail(f'{path} has runs that were trained otherwise: begin anew in another --results_dir, or mend this: '
+             + '; '.join(differences))
     return {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs']}
 
 
@@ -137,7 +138,7 @@ def train_all(arms, study):
         for slot in set(range(slots)) - set(running):
             if pending and not stopping:
                 seed, name = pending.pop(0)
-                out = Path(f'out-study-{Path(scale_file).stem}', f'{name}-{seed}')
+                out = Path(f'out-study-{name_of_scale}', f'{name}-{seed}')
                 running[slot] = start(out, [*arms[name], f'--seed={seed}'], slot if gpus else None), seed, name, out
         time.sleep(0.2)
         for slot, (process, seed, name, out) in list(running.items()):
@@ -204,8 +205,8 @@ def compare(study):
 
     rows, uniform = {}, last('uniform')
     for name in study['runs']:
-        losses = last(name)
-        differences = [losses[seed] - uniform[seed] for seed in losses if seed in uniform]
+        losses = {seed: loss for seed, loss in last(name).items() if seed in uniform}
+        differences = [loss - uniform[seed] for seed, loss in losses.items()]
         if differences:
             error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
             rows[name] = len(differences), statistics.mean(losses.values()), statistics.mean(differences), error
@@ -232,7 +233,7 @@ def report(study):
     tokens = recipe['max_iters'] * recipe['batch_size'] * recipe['gradient_accumulation_steps'] * recipe['block_size']
     hours = sum(run['seconds'] for run in runs) / 3600
     print(table(study))
-    write(results / f'{stem}.md', f"""# Results at scale {Path(scale_file).stem.removeprefix('scale_')}
+    write(results / f'{stem}.md', f"""# Results at scale {name_of_scale}
 
 {len(runs)} runs of {tokens:,} tokens of data/{recipe['dataset']}, learning rate {recipe['learning_rate']},
 {recipe['dtype']}, torch {study['torch']}; {hours:.1f} hours of training in all, on {machines}. Written by
@@ -319,6 +320,7 @@ scale_file = str(HERE / f'scale_{scale}.py') if scale in ('small', '113m') else 
 name_of_scale = Path(scale_file).stem.removeprefix('scale_')
 stem = 'results' if name_of_scale == 'small' else f'results-{name_of_scale}'
 results = Path(results_dir or HERE)
+results.mkdir(parents=True, exist_ok=True)
 unknown = set(filter(None, only.split(','))) - set(arms())
 if unknown:
     fail(f'only={only}: there is no arm {", ".join(unknown)}; there are {", ".join(arms())}')
