@@ -288,6 +288,8 @@ def draw_curves(folders):
             fail(f'{folder}/metrics.jsonl cannot be read: {error}')
         losses, evaluations = ([(line['step'], line[key]) for line in lines if key in line]
                                for key in ('loss', 'val_loss'))
+        if not losses or not evaluations:
+            fail(f'{folder}/metrics.jsonl has no losses yet')
         curve = axes.plot(*zip(*losses), alpha=0.4)[0]
         axes.plot(*zip(*evaluations), marker='.', color=curve.get_color(), label=f'{folder}, validation')
     axes.set_xlabel('steps')
