@@ -176,8 +176,8 @@ def generation():
 
 
 def generation_in(compute_dtype):
-    """512 tokens after a prompt of 32. Without a cache each token costs a pass over all that stands before it, with it a
-    read of all weights: so what is gained depends on the rate of matrix products over that of memory."""
+    """512 tokens after a prompt of 32. Without a cache each token costs a pass over all that stands before it, with it
+    a read of all weights: so what is gained depends on the rate of matrix products over that of memory."""
     model = build(block_size=576).eval().to(compute_dtype)
     model.compute_dtype = compute_dtype
     prompt = tokens(1, 32)
