@@ -80,7 +80,7 @@ rope_theta = 10000.0  # base of the rotary embeddings' wavelengths
 qk_norm = False  # RMSNorm of queries and keys, per head
 tie_embeddings = True  # the head is the embedding table
 dropout = 0.0  # of attention and of what is added to the stream
-init_std = 0.02  # of the initial weights
+init_std = 0.05  # of the initial weights; the papers have 0.02, for wider streams
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
 max_iters = 800  # steps in all

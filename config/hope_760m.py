@@ -17,6 +17,7 @@ ffn = 'hourglass'
 n_mlp = 3
 mlp_periods = '1,4,16'
 
+init_std = 0.02
 learning_rate = 4e-4
 min_lr = 4e-5
 warmup_iters = 1000

@@ -16,6 +16,7 @@ ffn = 'hourglass'
 n_mlp = 4
 qk_norm = True
 
+init_std = 0.02
 learning_rate = 6e-4
 min_lr = 6e-5
 warmup_iters = 200

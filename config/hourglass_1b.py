@@ -17,6 +17,7 @@ ffn = 'hourglass'
 n_mlp = 6
 qk_norm = True
 
+init_std = 0.02
 learning_rate = 2.5e-4
 min_lr = 6e-5
 warmup_iters = 500

@@ -15,6 +15,7 @@ n_head = 16
 n_embd = 2048
 norm = 'olmo2'
 
+init_std = 0.02
 learning_rate = 2.5e-4
 min_lr = 6e-5
 warmup_iters = 500

@@ -14,6 +14,7 @@ n_head = 12
 n_embd = 768
 qk_norm = True
 
+init_std = 0.02
 learning_rate = 6e-4
 min_lr = 6e-5
 warmup_iters = 200

@@ -13,6 +13,7 @@ n_layer = 24
 n_head = 16
 n_embd = 1024
 
+init_std = 0.02
 learning_rate = 4e-4
 min_lr = 4e-5
 warmup_iters = 1000

@@ -13,6 +13,7 @@ n_head = 16
 n_embd = 1536
 qk_norm = True
 
+init_std = 0.02
 learning_rate = 2.5e-4
 min_lr = 6e-5
 warmup_iters = 500

@@ -18,6 +18,7 @@ taper = 'cosine'
 taper_start = 1.5
 taper_end = 0.5
 
+init_std = 0.02
 learning_rate = 4e-4
 min_lr = 4e-5
 warmup_iters = 1000

@@ -16,6 +16,7 @@ n_embd = 1536
 mixer = 'titans'
 memory_chunk = 64
 
+init_std = 0.02
 learning_rate = 4e-4
 min_lr = 4e-5
 warmup_iters = 1000

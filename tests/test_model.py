@@ -52,6 +52,7 @@ def parameters(config):
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_budget_is_that_of_the_model(path):
     config = read_config(path)
+    assert config.init_std == 0.02
     counted, computed = parameters(config), budget(config)
     assert counted == {name: computed[name] for name in counted}
     assert sum(counted.values()) == computed['total']

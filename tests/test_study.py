@@ -117,6 +117,15 @@ def test_all_arms_have_the_budget_of_the_uniform_one(toy, monkeypatch, tmp_path,
         assert counts['non_embedding'] == scope['study']['recipe']['param_budget'], name
 
 
+def test_the_published_table_is_that_of_the_results(toy, monkeypatch):
+    scope = study(*COMMAND, '--seeds=0', monkeypatch=monkeypatch)
+    published = json.loads((STUDY / 'results.json').read_text())
+    table = scope['table'](published)
+    assert table.count('\n') == 1 + len(published['runs'])
+    for path in (STUDY / 'results.md', ROOT / 'README.md'):
+        assert table in path.read_text(encoding='utf-8'), path
+
+
 def test_a_run_that_fails_is_one_line(toy, run):
     Path('toy.py').write_text(TOY + "block_size = 10**6\n")
     done = run('config/study/run.py', *COMMAND, status=1)

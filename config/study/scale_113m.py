@@ -11,6 +11,7 @@ n_embd = 768
 param_budget = 16 * 768**2 * 12  # hidden units: 4 * n_embd in every layer
 qk_norm = True
 
+init_std = 0.02
 learning_rate = 6e-4
 min_lr = 6e-5
 warmup_iters = 200
