@@ -170,7 +170,8 @@ class Tokens:
         self.shards = [open_shard(path) for path in sorted((DATA / dataset).glob(f'{split}_*.bin'))]
         self.ends = np.cumsum([len(shard) for shard in self.shards])
         if not self.shards:
-            fail(f'{DATA / dataset} has no shards for {split}')
+            fail(f'{DATA / dataset} has no shards for {split}: they are made by python prepare.py --dataset={dataset}, '
+                 'with a --val_fraction that leaves some')
 
     def __len__(self):
         return int(self.ends[-1])

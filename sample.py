@@ -11,6 +11,7 @@ The benchmarks of lm-evaluation-harness, and how each layer's FFN relates to the
 """
 
 import codecs
+import io
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 from configurator import configure, fail
 from model import GPT, GPTConfig, ffn_widths, resolve_device
-from prepare import Tokenizer, Tokens
+from prepare import Tokenizer, Tokens, read_tokenizer
 
 out_dir = 'out'  # the folder of the run
 checkpoint = ''  # a checkpoint file; empty: out_dir's latest, ckpt.pt
@@ -48,6 +49,8 @@ configure(globals(), also='train.py')
 for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
     if globals()[name] < low:
         fail(f'{name}={globals()[name]}: must be at least {low}')
+if tasks and probe:
+    fail('--tasks and --probe: one at a time')
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
@@ -178,8 +181,8 @@ def run_tasks(model, tokenizer):
         harness_model = language_model(model, tokenizer, eval_batch)
     except ImportError as error:
         fail(f'--tasks needs a recent lm-evaluation-harness: pip install -U lm-eval ({error})')
-    manager = TaskManager(include_path=tasks_dir or None)
     try:
+        manager = TaskManager(include_path=tasks_dir or None)
         manager.load(tasks.split(','))
     except Exception as error:  # of the harness, of a task's own code, of datasets or of the network
         fail(f'--tasks={tasks}: {type(error).__name__}: {error}')
@@ -189,7 +192,8 @@ def run_tasks(model, tokenizer):
     if 'groups' in results:
         print(make_table(results, 'groups'))
     kept = 'results', 'groups', 'versions', 'n-shot', 'n-samples', 'lm_eval_version'
-    write('tasks.json', {name: results[name] for name in kept if name in results})
+    results = {name: results[name] for name in kept if name in results}
+    write('tasks.json', json.dumps(results, indent=1, default=float))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -220,21 +224,25 @@ def alignment(model, tokens):
     return sums / len(tokens)
 
 
-def run_probe(model, data):
+def run_probe(model, tokenizer, dataset):
     """Print the alignment of every layer; write it to probe.json and, where matplotlib is installed, probe.svg."""
-    tokens = torch.from_numpy(data.window(0, min(len(data), probe_tokens))).to(device)
-    rho, ratio = alignment(model, tokens).T
-    depth = torch.arange(len(rho), dtype=torch.float64)
-    correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item()
+    data = Tokens(dataset, 'val')
+    tokens = torch.from_numpy(data.window(0, min(len(data), probe_tokens)))
+    if read_tokenizer(dataset).state() != tokenizer.state() or tokens.max() >= model.config.vocab_size:
+        fail(f'{data.name} has other tokens than the model was trained on: data/{dataset} was prepared anew since')
+    rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}
               for widths, rho_, ratio_ in zip(ffn_widths(model.config), rho.tolist(), ratio.tolist())]
     print(f'{len(tokens):,} tokens of {data.name}; F is what the FFN adds, h the stream that enters the layer\n\n'
           'layer  cos(F, h)  |F| / |h|  widths')
     for i, layer in enumerate(layers):
         print(f'{i:5d}  {layer["rho"]:+9.4f}  {layer["ratio"]:9.4f}  {" + ".join(map(str, layer["widths"]))}')
-    print(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
+    depth, correlation = torch.arange(len(rho), dtype=torch.float64), None
+    if len(rho) > 1:
+        correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item()
+        print(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
     result = {'data': data.name, 'tokens': len(tokens), 'correlation': correlation, 'layers': layers}
-    write('probe.json', result)
+    write('probe.json', json.dumps(result, indent=1))
     try:
         import matplotlib
     except ImportError:
@@ -246,7 +254,9 @@ def run_probe(model, data):
                                   (rho, ratio, [sum(layer['widths']) for layer in layers])):
         axes.plot(depth, values, marker='.')
         axes.set(xlabel='layer', title=what)
-    figure.savefig(folder / 'probe.svg')
+    svg = io.StringIO()
+    figure.savefig(svg)
+    write('probe.svg', svg.getvalue())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -255,11 +265,11 @@ path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
 folder = path.parent  # where results go
 
 
-def write(name, result):
-    """A JSON file beside the checkpoint; what was there before stays whole until it is."""
+def write(name, text):
+    """A file beside the checkpoint; what was there before stays whole until it is."""
     part = folder / f'{name}.part'
     try:
-        part.write_text(json.dumps(result, indent=1, default=float))
+        part.write_text(text, encoding='utf-8')
         os.replace(part, folder / name)
     except OSError as error:
         fail(f'{folder / name}: {error.strerror}')
@@ -275,7 +285,7 @@ try:
     if tasks:
         run_tasks(model, tokenizer)
     elif probe:
-        run_probe(model, Tokens(trained_with['dataset'], 'val'))
+        run_probe(model, tokenizer, trained_with['dataset'])
     else:
         print_samples(model, tokenizer)
 except ValueError as error:

@@ -146,7 +146,7 @@ ddp = 'WORLD_SIZE' in os.environ
 rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))
 world_size = int(os.environ.get('WORLD_SIZE', 1))
 master = rank == 0  # the process that prints and saves
-if gradient_accumulation_steps % world_size:
+if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')
 micro_steps = gradient_accumulation_steps // world_size  # of this process, in each step
@@ -205,10 +205,10 @@ tokenizer = prepare.read_tokenizer(dataset)
 token_bytes = prepare.read_token_bytes(dataset)
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
 eval_data = {'': val_data}  # by what their scores' names end in: val_loss, val_loss/NAME
-for name in filter(None, eval_datasets.split(',')):
-    eval_data[f'/{name}'] = prepare.Tokens(name, 'val')
+for name in eval_datasets.replace(',', ' ').split():
     if prepare.read_tokenizer(name).state() != tokenizer.state():
         fail(f'data/{name} was prepared with another tokenizer than data/{dataset}: losses per token are no match')
+    eval_data[f'/{name}'] = prepare.Tokens(name, 'val')
 for data in (train_data, *eval_data.values()):
     if len(data) <= block_size:
         fail(f'{data.name} has {len(data):,} tokens, less than a window of block_size + 1: prepare more text, or lower '

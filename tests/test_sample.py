@@ -1,4 +1,6 @@
+import base64
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import torch
 
 from conftest import ROOT
 from model import GPT, GPTConfig, ffn_widths
-from prepare import Tokenizer, Tokens
+from prepare import Tokenizer, Tokens, prepare
 
 
 @pytest.fixture
@@ -64,6 +66,23 @@ def test_probe_is_the_cosine_of_what_the_ffn_adds_and_the_stream(train, run, sha
     assert f'{result["layers"][1]["rho"]:+.4f}' in said and 'data/tiny val' in said
 
 
+def test_probe_of_one_layer_has_no_correlation(train, run):
+    train('--max_iters=1', '--n_layer=1')
+    assert 'correlation' not in run('sample.py', '--probe').stdout
+    assert json.loads(Path('out/probe.json').read_text())['correlation'] is None
+
+
+def test_probe_of_data_prepared_anew(train, run):
+    train('--max_iters=1')
+    shutil.rmtree('data/tiny')
+    Path('other.bpe').write_text(''.join(f'{base64.b64encode(bytes([i])).decode()} {i}\n' for i in range(256)))
+    prepare('tiny', input='texts', tokenizer='other.bpe')
+    done = run('sample.py', '--probe', status=1)
+    assert 'data/tiny was prepared anew since' in done.stderr and done.stderr.count('\n') == 1
+    shutil.rmtree('data/tiny')
+    assert 'python prepare.py --dataset=tiny' in run('sample.py', '--probe', status=1).stderr
+
+
 def test_errors_are_one_line(sample):
     Path('not.pt').write_text('nonsense')
     Path('latin.txt').write_bytes(b'\xff')
@@ -71,6 +90,7 @@ def test_errors_are_one_line(sample):
                           (['--checkpoint=not.pt'], 'not.pt is no checkpoint of train.py'),
                           (['--start=FILE:none.txt'], 'none.txt'), (['--start=FILE:latin.txt'], 'latin.txt'),
                           (['--probe', '--probe_tokens=0'], 'probe_tokens=0'),
+                          (['--probe', '--tasks=x'], 'one at a time'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
                           (['--top_q=0'], "did you mean 'top_p'")):
         done = sample(*args, status=1)

@@ -53,21 +53,24 @@ def wait_for(condition):
 
 def test_interrupted_and_gone_on_with(toy, run):
     job = subprocess.Popen([sys.executable, STUDY / 'run.py', *COMMAND], stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: Path('out-study-toy/step-0/ckpt.pt').exists())  # uniform is finished, step is not
-    first = results()
+    wait_for(lambda: list(Path().glob('out-study-toy-*/step-0/ckpt.pt')))  # uniform is finished, step is not
+    folder, = Path().glob('out-study-toy-*')
+    busy = run('config/study/run.py', *COMMAND, status=1).stderr
+    assert busy == f'{folder} is in use: another run.py, or runs that one has left behind, are still at work\n'
     job.send_signal(signal.SIGINT)
     assert 'stopped, with 2 runs not begun' in job.communicate(timeout=60)[0] and job.returncode == 0
+    first = results()
     assert set(first) == {'uniform'} and set(first['uniform']) == {'0'}
-    ages = {path: path.stat().st_mtime_ns for path in Path('out-study-toy/uniform-0').iterdir()}
+    ages = {path: path.stat().st_mtime_ns for path in (folder / 'uniform-0').iterdir()}
 
     said = run('config/study/run.py', *COMMAND).stdout
-    assert {path: path.stat().st_mtime_ns for path in Path('out-study-toy/uniform-0').iterdir()} == ages
+    assert {path: path.stat().st_mtime_ns for path in (folder / 'uniform-0').iterdir()} == ages
     after = results()
     assert {arm: set(runs) for arm, runs in after.items()} == {'uniform': {'0', '1'}, 'step': {'0', '1'}}
     assert after['uniform']['0'] == first['uniform']['0']
     for arm, runs in after.items():
         for seed, result in runs.items():
-            lines = map(json.loads, Path(f'out-study-toy/{arm}-{seed}/metrics.jsonl').read_text().splitlines())
+            lines = map(json.loads, (folder / f'{arm}-{seed}/metrics.jsonl').read_text().splitlines())
             curve = [(line['step'], round(line['val_loss'], 6)) for line in lines if 'val_loss' in line]
             assert curve == list(zip(result['step'], result['val_loss'])) and curve[-1][0] == 40
     # the interrupted run is the one that was never stopped
@@ -85,7 +88,9 @@ def test_interrupted_and_gone_on_with(toy, run):
     (lambda study: study.update(torch='1.0'), 'torch was 1.0 and is'),
     (lambda study: study.update(data='0'), 'data was 0 and is'),
     (lambda study: study['recipe'].update(learning_rate=9.0), 'learning_rate was 9.0 and is 0.003'),
-    (lambda study: study['arms']['uniform'].update(widths=[1, 1, 1]), 'arm uniform was')])
+    (lambda study: study['arms']['uniform'].update(widths=[1, 1, 1]), 'arm uniform was'),
+    (lambda study: study.update(runs=[]), 'is damaged .*: remove it'), (lambda study: study.clear(), 'is damaged'),
+    (lambda study: study.update(runs={'uniform': {'0': {}}}), 'is damaged')])
 def test_runs_that_do_not_agree_are_refused(toy, monkeypatch, change, message):
     study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
     scope = study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)

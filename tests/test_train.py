@@ -140,7 +140,7 @@ def test_evaluation_is_an_exact_sum(train, eval_tokens):
 
 
 def test_a_checkpoint_is_evaluated_with_nothing_else_said(train, run):
-    train('--max_iters=4')
+    train('--max_iters=4', '--gradient_accumulation_steps=1')  # which two processes can evaluate but not go on with
     trained = metrics()[-1]
     prepare.prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0, seed=1)
     command = 'train.py', '--init_from=resume', '--eval_only=true', '--eval_datasets=other'

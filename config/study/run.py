@@ -11,6 +11,7 @@ it ends, results.md has the table and, where matplotlib is installed, results.sv
 """
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -41,6 +42,10 @@ results_dir = ''  # where results go; empty: beside this file
 curves = ''  # folders of runs, separated by commas: only draw their losses, into curves.svg
 
 configure(globals())
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there are runs to stop, Ctrl-C just ends it
+for name in ('seeds', 'jobs'):
+    if globals()[name] < 0:
+        fail(f'{name}={globals()[name]}: must be at least 0')
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The arms
@@ -82,14 +87,15 @@ def study_of(arms):
     if base['dataset'] == 'stdlib' and not Path('data/stdlib').exists():
         prepare.prepare('stdlib')
     base['vocab_size'] = base['vocab_size'] or prepare.read_meta(base['dataset'])['vocab_size']
-    budget_of_all = budget(shape_of(base))['non_embedding']
+    if not base['param_budget']:
+        fail(f'{scale_file}: state the param_budget that all arms are to have')
     for name, arguments in arms.items():
         settings = settings_of(arguments)
         settings['vocab_size'] = base['vocab_size']
         shape = shape_of(settings)
-        if budget(shape)['non_embedding'] != budget_of_all:
-            fail(f'arm {name} has {budget(shape)["non_embedding"]:,} parameters outside the embeddings, and uniform '
-                 f'{budget_of_all:,}')
+        if budget(shape)['non_embedding'] != base['param_budget']:
+            fail(f'arm {name} has {budget(shape)["non_embedding"]:,} parameters outside the embeddings: that does not '
+                 f'meet param_budget={base["param_budget"]:,}')
         described[name] = {'settings': {key: value for key, value in settings.items() if value != base[key]},
                            'widths': [sum(row) for row in ffn_widths(shape)], 'total': budget(shape)['total']}
     sha256 = hashlib.sha256()
@@ -109,52 +115,58 @@ def go_on(study, path):
     """The study with the runs that results.json has; refuses to mix what was not trained alike."""
     try:
         before = json.loads(path.read_text())
+        both = {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs']}
         pairs = [(key, before[key], study[key]) for key in ('data', 'torch')]
         pairs += [(key, before['recipe'].get(key, value), value) for key, value in study['recipe'].items()]
         pairs += [(f'arm {name}', before['arms'][name], arm) for name, arm in study['arms'].items()
                   if name in before['runs']]
-    except (OSError, ValueError, KeyError) as error:
-        fail(f'{path} cannot be read: {type(error).__name__}: {error}')
+        text(both)  # all that will be read of it is there
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        fail(f'{path} is damaged ({type(error).__name__}: {error}): remove it, or give another --results_dir')
     differences = [f'{what} was {then} and is {now}' for what, then, now in pairs if then != now]
     if differences:
         fail(f'{path} has runs that were trained otherwise: begin anew in another --results_dir, or mend this: '
              + '; '.join(differences))
-    return {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs']}
+    return both
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The runs
 
 
-def train_all(arms, study):
+def train_all(arms, study, folder):
     """Train what is not finished, several runs at a time. Ctrl-C or SIGTERM lets each of them save its checkpoint."""
     gpus = torch.cuda.device_count()
     slots = jobs or gpus or os.cpu_count()
     pending = [(seed, name) for seed in range(seeds) for name in arms if str(seed) not in study['runs'].get(name, {})]
-    running, stopping, failed = {}, [], None  # running: {slot: (process, seed, name, folder)}
+    running, stopping, failed = {}, [], None  # running: {slot: (process, seed, name, folder of the run)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopping.append(number))
-    while running or (pending and not stopping):
-        for slot in set(range(slots)) - set(running):
-            if pending and not stopping:
-                seed, name = pending.pop(0)
-                out = Path(f'out-study-{name_of_scale}', f'{name}-{seed}')
-                running[slot] = start(out, [*arms[name], f'--seed={seed}'], slot if gpus else None), seed, name, out
-        time.sleep(0.2)
-        for slot, (process, seed, name, out) in list(running.items()):
-            if stopping and process.poll() is None:
-                process.terminate()  # as often as it takes: train.py may not have been listening yet
-            elif process.poll() is not None:
-                del running[slot]
-                run = result_of(out, study['recipe']['max_iters'])
-                if run:
-                    study['runs'].setdefault(name, {})[str(seed)] = run
-                    write(results / f'{stem}.json', json.dumps(study, indent=1))
-                    print(f'{name}, seed {seed}: validation loss {run["val_loss"][-1]:.4f}, {len(pending)} runs to go',
-                          flush=True)
-                elif not stopping:
-                    failed = f'{name}, seed {seed} left without finishing: see the end of {out}/log.txt'
-                    stopping.append(failed)
+    try:
+        while running or (pending and not stopping):
+            for slot in set(range(slots)) - set(running):
+                if pending and not stopping:
+                    seed, name = pending.pop(0)
+                    out = folder / f'{name}-{seed}'
+                    running[slot] = start(out, [*arms[name], f'--seed={seed}'], slot if gpus else None), seed, name, out
+            time.sleep(0.2)
+            for slot, (process, seed, name, out) in list(running.items()):
+                if stopping and process.poll() is None:
+                    process.terminate()  # as often as it takes: train.py may not have been listening yet
+                elif process.poll() is not None:
+                    del running[slot]
+                    run = result_of(out, study['recipe']['max_iters'])
+                    if run:
+                        study['runs'].setdefault(name, {})[str(seed)] = run
+                        write(results / f'{stem}.json', json.dumps(study, indent=1))
+                        print(f'{name}, seed {seed}: validation loss {run["val_loss"][-1]:.4f}, '
+                              f'{len(pending) + len(running)} runs to go', flush=True)
+                    elif not stopping:
+                        failed = f'{name}, seed {seed} left without finishing: see the end of {out}/log.txt'
+                        stopping.append(failed)
+    finally:
+        for process, *_ in running.values():
+            process.terminate()
     if failed:
         fail(failed)
     if stopping:
@@ -168,18 +180,20 @@ def start(out, arguments, gpu):
                f'--compile={compile}']
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **({} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)})}
     with open(out / 'log.txt', 'a') as log:  # a session of its own: Ctrl-C reaches it through train_all alone
-        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True,
+                                close_fds=False)  # they hold the lock as well
 
 
 def result_of(out, max_iters):
     """The losses of the run in this folder, or None if it has not come to its end."""
-    path = out / 'metrics.jsonl'
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    evaluations = [line for line in lines if 'val_loss' in line]
-    if not evaluations or evaluations[-1]['step'] < max_iters:
+    try:
+        lines = [json.loads(line) for line in (out / 'metrics.jsonl').read_text().splitlines()]
+        evaluations, logged = ([line for line in lines if key in line] for key in ('val_loss', 'loss'))
+        if evaluations[-1]['step'] != max_iters:
+            return None
+        tokens, speed = logged[-1]['tokens'], statistics.median(line['tokens_per_second'] for line in logged)
+    except (OSError, ValueError, IndexError):
         return None
-    logged = [line for line in lines if 'loss' in line]
-    tokens, speed = logged[-1]['tokens'], statistics.median(line['tokens_per_second'] for line in logged)
     gpu = torch.cuda.is_available()
     machine = torch.cuda.get_device_name() if gpu else f'{os.cpu_count()} cores of {platform.machine()}'
     return {'step': [line['step'] for line in evaluations],
@@ -189,7 +203,7 @@ def result_of(out, max_iters):
 
 def write(path, text):
     temporary = path.with_suffix('.tmp')
-    temporary.write_text(text)
+    temporary.write_text(text, encoding='utf-8')
     os.replace(temporary, path)
 
 
@@ -218,22 +232,19 @@ def table(study):
     lines = ['| arm | seeds | validation loss | minus uniform\'s | perplexity | parameters |',
              '| --- | --: | --: | --: | --: | --: |']
     for name, (n, loss, difference, error) in compare(study).items():
-        difference = '' if name == 'uniform' else f'{difference:+.4f} ± {error:.4f}'
+        difference = '' if name == 'uniform' else f'{difference:+.4f}' + (f' ± {error:.4f}' if n > 1 else '')
         lines.append(f'| {name} | {n} | {loss:.4f} | {difference} | {math.exp(loss):.3f} | '
                      f'{study["arms"][name]["total"]:,} |')
     return '\n'.join(lines)
 
 
-def report(study):
-    """Print the table; write results.md and, where matplotlib is installed, the figure."""
+def text(study):
+    """What results.md says."""
     runs = [run for arm in study['runs'].values() for run in arm.values()]
-    if not runs:
-        return
     recipe, machines = study['recipe'], ', '.join(sorted({run['machine'] for run in runs}))
     tokens = recipe['max_iters'] * recipe['batch_size'] * recipe['gradient_accumulation_steps'] * recipe['block_size']
     hours = sum(run['seconds'] for run in runs) / 3600
-    print(table(study))
-    write(results / f'{stem}.md', f"""# Results at scale {name_of_scale}
+    return f"""# Results at scale {name_of_scale}
 
 {len(runs)} runs of {tokens:,} tokens of data/{recipe['dataset']}, learning rate {recipe['learning_rate']},
 {recipe['dtype']}, torch {study['torch']}; {hours:.1f} hours of training in all, on {machines}. Written by
@@ -245,16 +256,14 @@ seed, ± their standard error. Parameters are all of them, embeddings included; 
 {recipe['param_budget']:,} in every arm.
 
 {table(study)}
-""")
-    draw(study)
+"""
 
 
 def draw(study):
     """The figure: differences to uniform after the last step, each seed a point, and over the course of training."""
-    pyplot = plotting()
-    if not pyplot:
+    pyplot, rows = plotting(), {name: row for name, row in compare(study).items() if name != 'uniform'}
+    if not pyplot or not rows:
         return
-    rows = {name: row for name, row in compare(study).items() if name != 'uniform'}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout='constrained')
     for y, (name, (n, _, difference, error)) in enumerate(rows.items()):
         runs, uniform = study['runs'][name], study['runs']['uniform']
@@ -276,7 +285,7 @@ def draw(study):
 
 
 def draw_curves(folders):
-    """Validation and training losses of runs over tokens, into curves.svg."""
+    """Validation and training losses of runs, into curves.svg."""
     pyplot = plotting()
     if not pyplot:
         fail('curves needs the package matplotlib: pip install matplotlib')
@@ -311,27 +320,49 @@ def plotting():
 
 
 def save_figure(figure, path):
-    figure.savefig(path, metadata={'Date': None})
+    svg = io.StringIO()
+    figure.savefig(svg, metadata={'Date': None})
+    write(path, svg.getvalue())
     print(f'drew {path}')
 
 
-if curves:
-    draw_curves(curves.split(','))
-    sys.exit()
-scale_file = str(HERE / f'scale_{scale}.py') if scale in ('small', '113m') else scale
-name_of_scale = Path(scale_file).stem.removeprefix('scale_')
-stem = 'results' if name_of_scale == 'small' else f'results-{name_of_scale}'
-results = Path(results_dir or HERE)
-results.mkdir(parents=True, exist_ok=True)
-unknown = set(filter(None, only.split(','))) - set(arms())
-if unknown:
-    fail(f'only={only}: there is no arm {", ".join(unknown)}; there are {", ".join(arms())}')
-chosen = {name: arguments for name, arguments in arms().items() if not only or name in ['uniform', *only.split(',')]}
+def lock(folder):
+    """Hold a folder for this process and the runs that it starts; ends the program if another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / 'lock', os.O_CREAT | os.O_RDWR)
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # no such locks on Windows
+    except OSError:
+        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work')
+    os.set_inheritable(file, True)
+
+
 try:
+    if curves:
+        draw_curves(curves.replace(',', ' ').split())
+        sys.exit()
+    name_of_scale = scale if scale in ('small', '113m') else Path(scale).stem
+    scale_file = str(HERE / f'scale_{scale}.py') if scale == name_of_scale else scale
+    stem = 'results' if scale == 'small' else f'results-{name_of_scale}'
+    results = Path(results_dir or HERE)
+    results.mkdir(parents=True, exist_ok=True)
+    wanted = {'uniform', *only.replace(',', ' ').split()} if only else set(arms())
+    if not wanted <= set(arms()):
+        fail(f'only={only}: there is no arm {", ".join(wanted - set(arms()))}; there are {", ".join(arms())}')
+    chosen = {name: arguments for name, arguments in arms().items() if name in wanted}
     study = study_of(chosen)
-except ValueError as error:
-    fail(f'{scale_file}: {error}')
-if (results / f'{stem}.json').exists():
-    study = go_on(study, results / f'{stem}.json')
-train_all(chosen, study)
-report(study)
+    if (results / f'{stem}.json').exists():
+        study = go_on(study, results / f'{stem}.json')
+    digest = hashlib.sha256(json.dumps([study[key] for key in ('data', 'torch', 'recipe')]).encode()).hexdigest()
+    runs = Path(f'out-study-{name_of_scale}-{digest[:8]}')  # runs of another recipe are no beginnings of these
+    lock(runs)
+    train_all(chosen, study, runs)
+    if study['runs']:
+        print(table(study))
+        write(results / f'{stem}.md', text(study))
+        draw(study)
+except (OSError, ValueError) as error:
+    fail(f'{getattr(error, "filename", None) or scale_file}: {getattr(error, "strerror", None) or error}')
