@@ -24,9 +24,9 @@ n_head = 2
 n_embd = 32
 ffn_multiple = 4
 param_budget = 16 * 32**2 * 3
-max_iters = 40
+max_iters = 200
 warmup_iters = 2
-eval_interval = 20
+eval_interval = 100
 eval_tokens = 200
 sample_tokens = 0
 """
@@ -55,8 +55,6 @@ def test_interrupted_and_gone_on_with(toy, run):
     job = subprocess.Popen([sys.executable, STUDY / 'run.py', *COMMAND], stdout=subprocess.PIPE, text=True)
     wait_for(lambda: list(Path().glob('out-study-toy-*/step-0/ckpt.pt')))  # uniform is finished, step is not
     folder, = Path().glob('out-study-toy-*')
-    busy = run('config/study/run.py', *COMMAND, status=1).stderr
-    assert busy == f'{folder} is in use: another run.py, or runs that one has left behind, are still at work\n'
     job.send_signal(signal.SIGINT)
     assert 'stopped, with 2 runs not begun' in job.communicate(timeout=60)[0] and job.returncode == 0
     first = results()
@@ -72,7 +70,7 @@ def test_interrupted_and_gone_on_with(toy, run):
         for seed, result in runs.items():
             lines = map(json.loads, (folder / f'{arm}-{seed}/metrics.jsonl').read_text().splitlines())
             curve = [(line['step'], round(line['val_loss'], 6)) for line in lines if 'val_loss' in line]
-            assert curve == list(zip(result['step'], result['val_loss'])) and curve[-1][0] == 40
+            assert curve == list(zip(result['step'], result['val_loss'])) and curve[-1][0] == 200
     # the interrupted run is the one that was never stopped
     run('train.py', 'toy.py', str(STUDY / 'step.py'), '--seed=0', '--out_dir=alone')
     alone = Path('alone/metrics.jsonl').read_text().splitlines()[-1]
@@ -82,6 +80,13 @@ def test_interrupted_and_gone_on_with(toy, run):
     mean = statistics.mean(after['step'][seed]['val_loss'][-1] for seed in '01')
     row = f'| step | 2 | {mean:.4f} | {(a + b) / 2:+.4f} ± {abs(a - b) / 2:.4f} | {math.exp(mean):.3f} |'
     assert row in said and row in Path('results-toy.md').read_text()
+
+
+def test_two_at_once_are_refused(toy, run, monkeypatch):
+    scope = study(*COMMAND, '--seeds=0', monkeypatch=monkeypatch)
+    scope['lock'](scope['runs'])
+    busy = run('config/study/run.py', *COMMAND, status=1).stderr
+    assert busy == f'{scope["runs"]} is in use: another run.py, or runs that one has left behind, are still at work\n'
 
 
 @pytest.mark.parametrize('change, message', [
@@ -134,8 +139,17 @@ def test_the_published_table_is_that_of_the_results(toy, monkeypatch):
 def test_a_run_that_fails_is_one_line(toy, run):
     Path('toy.py').write_text(TOY + "block_size = 10**6\n")
     done = run('config/study/run.py', *COMMAND, status=1)
-    assert re.fullmatch('uniform, seed 0 left without finishing: see the end of out-study-toy/uniform-0/log.txt\n',
+    assert re.fullmatch('uniform, seed 0 left without finishing: see the end of out-study-toy-.*/uniform-0/log.txt\n',
                         done.stderr), done.stderr
+
+
+@pytest.mark.parametrize('flag, message', [
+    ('--jobs=-1', 'jobs=-1: must be'), ('--only=uni', 'there is no arm uni; there are uniform, cosine'),
+    ('--scale=none.py', 'none.py: no such config file'), ('--results_dir=toy.py', 'toy.py: File exists')])
+def test_a_wrong_setting_is_one_line(toy, monkeypatch, flag, message):
+    with pytest.raises(SystemExit) as error:
+        study(*COMMAND, flag, monkeypatch=monkeypatch)
+    assert message in error.value.code and '\n' not in error.value.code
 
 
 def test_curves_of_any_runs(toy, run):

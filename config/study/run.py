@@ -139,6 +139,8 @@ def train_all(arms, study, folder):
     gpus = torch.cuda.device_count()
     slots = jobs or gpus or os.cpu_count()
     pending = [(seed, name) for seed in range(seeds) for name in arms if str(seed) not in study['runs'].get(name, {})]
+    if pending:
+        lock(folder)
     running, stopping, failed = {}, [], None  # running: {slot: (process, seed, name, folder of the run)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopping.append(number))
@@ -358,7 +360,6 @@ try:
         study = go_on(study, results / f'{stem}.json')
     digest = hashlib.sha256(json.dumps([study[key] for key in ('data', 'torch', 'recipe')]).encode()).hexdigest()
     runs = Path(f'out-study-{name_of_scale}-{digest[:8]}')  # runs of another recipe are no beginnings of these
-    lock(runs)
     train_all(chosen, study, runs)
     if study['runs']:
         print(table(study))
