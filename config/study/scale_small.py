@@ -11,10 +11,10 @@ n_embd = 80
 ffn_multiple = 4
 param_budget = 16 * 80**2 * 9  # hidden units: 4 * n_embd in every layer
 
-# Chosen on uniform and K = 8 in trials of half the steps and 60 of warm-up, seed 0. Initial weights of 0.02, the papers'
-# for wider streams, are what made stacks vary: learning rate 4e-3 gave uniform 1.456 and K = 8 1.547 nats with 0.02,
-# 1.332 and 1.358 with 0.06, 1.308 and 1.372 with 0.10. With 0.08, uniform came to 1.319 at 2e-3 and to 1.315 at 3e-3;
-# with 0.10, to 1.349 at 8e-3.
+# Chosen on uniform and K = 8 in trials of half the steps and 60 of warm-up, seed 0. Initial weights of 0.02, the
+# papers' for wider streams, are what made stacks vary: learning rate 4e-3 gave uniform 1.456 and K = 8 1.547 nats with
+# 0.02, 1.332 and 1.358 with 0.06, 1.308 and 1.372 with 0.10. With 0.08, uniform came to 1.319 at 2e-3 and to 1.315 at
+# 3e-3; with 0.10, to 1.349 at 8e-3.
 init_std = 0.08
 learning_rate = 3e-3
 min_lr = 3e-4
