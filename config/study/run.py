@@ -190,17 +190,17 @@ def result_of(out, max_iters):
     """The losses of the run in this folder, or None if it has not come to its end."""
     try:
         lines = [json.loads(line) for line in (out / 'metrics.jsonl').read_text().splitlines()]
-        evaluations, logged = ([line for line in lines if key in line] for key in ('val_loss', 'loss'))
-        if evaluations[-1]['step'] != max_iters:
+        val_loss = {line['step']: round(line['val_loss'], 6) for line in lines if 'val_loss' in line}
+        logged = [line for line in lines if 'loss' in line]
+        if max(val_loss) != max_iters:
             return None
         tokens, speed = logged[-1]['tokens'], statistics.median(line['tokens_per_second'] for line in logged)
     except (OSError, ValueError, IndexError):
         return None
     gpu = torch.cuda.is_available()
     machine = torch.cuda.get_device_name() if gpu else f'{os.cpu_count()} cores of {platform.machine()}'
-    return {'step': [line['step'] for line in evaluations],
-            'val_loss': [round(line['val_loss'], 6) for line in evaluations],
-            'seconds': round(tokens / speed), 'machine': machine}
+    return {'step': list(val_loss), 'val_loss': list(val_loss.values()), 'seconds': round(tokens / speed),
+            'machine': machine}
 
 
 def write(path, text):
@@ -278,7 +278,7 @@ def draw(study):
                    label=name)
     left.set_yticks([-y for y in range(len(rows))], list(rows))
     left.axvline(0, color='gray', linewidth=0.8)
-    left.set_xlabel('validation loss minus uniform\'s, nats; mean ± standard error; |: a seed')
+    left.set_xlabel('validation loss minus uniform\'s, nats (mean, error; |: a seed)')
     right.axhline(0, color='gray', linewidth=0.8)
     right.set_xlabel('steps')
     right.set_ylabel('mean difference to uniform, nats')
