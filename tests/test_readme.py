@@ -26,7 +26,8 @@ def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
 def test_files_and_settings_that_the_readme_names_exist(run):
     for path in re.findall(r'config/\w+\.py', README):
         assert (ROOT / path).exists(), path
-    settings = ' '.join(run(script, '--help').stdout for script in ('train.py', 'sample.py', 'prepare.py', 'model.py'))
+    scripts = 'train.py', 'sample.py', 'prepare.py', 'model.py', 'config/study/run.py', 'tests/bench.py'
+    settings = ' '.join(run(script, '--help').stdout for script in scripts)
     commands = [line for line in README.splitlines() if 'python' in line or 'torchrun' in line]
     of_torchrun = 'nproc_per_node', 'nnodes', 'rdzv_backend', 'rdzv_endpoint', 'rdzv_id'
     for flag in re.findall(r'--(\w+)=', ' '.join(commands)):

@@ -58,7 +58,7 @@ def test_a_run_learns_and_leaves_checkpoints_and_metrics(train):
 
 
 def test_best_checkpoint_is_that_of_the_lowest_validation_loss(train):
-    train('--learning_rate=0.3', '--min_lr=0.3', '--warmup_iters=0', '--max_iters=16')
+    train('--learning_rate=0.3', '--min_lr=0.3', '--warmup_iters=0', '--max_iters=16', '--init_std=0.02')
     scores = {line['step']: line['val_loss'] for line in metrics() if 'val_loss' in line}
     best = load(name='ckpt_best.pt')
     assert best['iter_num'] == min(scores, key=scores.get) < 16
@@ -447,7 +447,7 @@ def corrupt(position):
 
 def test_token_outside_of_the_vocabulary(train):
     corrupt(100)
-    with pytest.raises(SystemExit, match='data/tiny has a token id 60000, outside of its 257'):
+    with pytest.raises(SystemExit, match='data/tiny train has a token id 60000, outside of its 257'):
         train('--max_iters=200', '--eval_interval=1000')
     assert load()['iter_num'] == 0
 
