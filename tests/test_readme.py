@@ -1,5 +1,8 @@
 import re
+import runpy
+import sys
 
+import pytest
 import torch
 
 import model as model_file
@@ -23,11 +26,15 @@ def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
     assert isinstance(model.blocks[0].ffn, FFN) and isinstance(model.blocks[0].ffn.mlps[0], scope['SquaredReLU'])
 
 
-def test_files_and_settings_that_the_readme_names_exist(run):
+def test_files_and_settings_that_the_readme_names_exist(monkeypatch, capsys):
     for path in re.findall(r'config/\w+\.py', README):
         assert (ROOT / path).exists(), path
     scripts = 'train.py', 'sample.py', 'prepare.py', 'model.py', 'config/study/run.py', 'tests/bench.py'
-    settings = ' '.join(run(script, '--help').stdout for script in scripts)
+    for script in scripts:
+        monkeypatch.setattr(sys, 'argv', [script, '--help'])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / script), run_name='__main__')
+    settings = capsys.readouterr().out
     commands = [line for line in README.splitlines() if 'python' in line or 'torchrun' in line]
     of_torchrun = 'nproc_per_node', 'nnodes', 'rdzv_backend', 'rdzv_endpoint', 'rdzv_id'
     for flag in re.findall(r'--(\w+)=', ' '.join(commands)):
