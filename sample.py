@@ -54,6 +54,20 @@ if tasks and probe:
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
+path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
+folder = path.parent  # where results go
+
+
+def write(name, text):
+    """A file beside the checkpoint; what was there before stays whole until it is."""
+    part = folder / f'{name}.part'
+    try:
+        part.write_text(text, encoding='utf-8')
+        os.replace(part, folder / name)
+    except OSError as error:
+        fail(f'{folder / name}: {error.strerror}')
+
+
 def load(path):
     """The model of a checkpoint, ready to run, its tokenizer, and the settings that it was trained with."""
     if not path.is_file():
@@ -260,20 +274,6 @@ def run_probe(model, tokenizer, dataset):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
-folder = path.parent  # where results go
-
-
-def write(name, text):
-    """A file beside the checkpoint; what was there before stays whole until it is."""
-    part = folder / f'{name}.part'
-    try:
-        part.write_text(text, encoding='utf-8')
-        os.replace(part, folder / name)
-    except OSError as error:
-        fail(f'{folder / name}: {error.strerror}')
-
 
 try:
     device, compute_dtype = resolve_device(device, 'float32' if probe else dtype)

@@ -33,6 +33,12 @@ def tokens(*shape):
     return torch.randint(TINY['vocab_size'], shape, generator=torch.Generator().manual_seed(1))
 
 
+def test_norm_has_the_gradient_of_its_values():
+    x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.autograd.gradcheck(model_file.norm, (x,))
+    torch.testing.assert_close(model_file.norm(x), F.rms_norm(x, (8,), eps=1e-6))
+
+
 # budgets and widths
 
 

@@ -1,7 +1,7 @@
 """
 The study: train every arm with every seed, all arms of a seed before the next seed, and say what came out.
 
-    python config/study/run.py                         # two to three hours on two cores
+    python config/study/run.py                         # about three hours on two cores
     python config/study/run.py --scale=113m            # on GPUs, with data/fineweb10B, and with further arms
     python config/study/run.py --curves=out-a,out-b    # draw the losses of any runs of train.py
 
@@ -175,6 +175,20 @@ def train_all(arms, study, folder):
         print(f'stopped, with {len(pending)} runs not begun: run it again to go on', flush=True)
 
 
+def lock(folder):
+    """Hold a folder for this process and the runs that it starts; ends the program if another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / 'lock', os.O_CREAT | os.O_RDWR)
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # no such locks on Windows
+    except OSError:
+        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work')
+    os.set_inheritable(file, True)
+
+
 def start(out, arguments, gpu):
     """Start train.py, on one thread or one GPU."""
     out.mkdir(parents=True, exist_ok=True)
@@ -326,20 +340,6 @@ def save_figure(figure, path):
     figure.savefig(svg, metadata={'Date': None})
     write(path, svg.getvalue())
     print(f'drew {path}')
-
-
-def lock(folder):
-    """Hold a folder for this process and the runs that it starts; ends the program if another holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / 'lock', os.O_CREAT | os.O_RDWR)
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # no such locks on Windows
-    except OSError:
-        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work')
-    os.set_inheritable(file, True)
 
 
 try:
