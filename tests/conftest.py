@@ -1,3 +1,5 @@
+import contextlib
+import io
 import os
 import random
 import runpy
@@ -13,15 +15,39 @@ import prepare
 ROOT = Path(__file__).parent.parent
 
 
+def script(name, *args):
+    """Run a script of the repository in this process; returns its variables."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [name, *map(str, args)])
+        try:
+            return runpy.run_path(str(ROOT / name), run_name='__main__')
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
 @pytest.fixture
-def run(tmp_path):
-    """Run a script of the repository in a folder of its own: run('train.py', '--max_iters=3', processes=2)."""
-    def run(script, *args, processes=0, status=0, env=None, cwd=None, timeout=120):
-        torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}'] if processes else []
-        env = {**os.environ, 'OMP_NUM_THREADS': '1', **(env or {})}
-        done = subprocess.run([sys.executable, *torchrun, str(ROOT / script), *args], cwd=cwd or tmp_path, env=env,
-                              capture_output=True, text=True, timeout=timeout)
-        assert done.returncode == status, f'{script} {args} left with {done.returncode}:\n{done.stdout}\n{done.stderr}'
+def run(tmp_path, monkeypatch):
+    """Run a script in a folder of its own and look at what it leaves and prints: run('train.py', '--max_iters=3').
+    With processes=2 under torchrun; else, unless alone=True, in this process, which has imported torch already."""
+    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=120):
+        if processes or alone:
+            torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']
+            command = [sys.executable, *(torchrun if processes else []), str(ROOT / name), *args]
+            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1', **(env or {})},
+                                  capture_output=True, text=True, timeout=timeout)
+        else:
+            out, err, code = io.StringIO(), io.StringIO(), 0
+            monkeypatch.chdir(tmp_path)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    script(name, *args)
+                except SystemExit as left:  # a text goes to stderr, and is status 1
+                    code = 1 if isinstance(left.code, str) else left.code or 0
+                    print(left.code if code else '', end='\n' if code else '', file=err)
+            done = subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+        assert done.returncode == status, f'{name} {args} left with {done.returncode}:\n{done.stdout}\n{done.stderr}'
         return done
     return run
 
@@ -30,16 +56,7 @@ def run(tmp_path):
 def train(tmp_path, monkeypatch):
     """Run train.py in this process, in a folder with a small data set; returns its variables."""
     make_data(tmp_path, monkeypatch)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def train(*args):
-        monkeypatch.setattr(sys, 'argv', ['train.py', *TINY_RUN, *args])
-        try:
-            return runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return train
+    return lambda *args: script('train.py', *TINY_RUN, *args)
 
 
 TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--param_budget=0', '--ffn_width=64',

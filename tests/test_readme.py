@@ -1,12 +1,10 @@
 import re
-import runpy
-import sys
 
 import pytest
 import torch
 
 import model as model_file
-from conftest import ROOT
+from conftest import ROOT, script
 from model import FFN, GPT, GPTConfig, budget
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -26,14 +24,13 @@ def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
     assert isinstance(model.blocks[0].ffn, FFN) and isinstance(model.blocks[0].ffn.mlps[0], scope['SquaredReLU'])
 
 
-def test_files_and_settings_that_the_readme_names_exist(monkeypatch, capsys):
+def test_files_and_settings_that_the_readme_names_exist(capsys):
     for path in re.findall(r'config/\w+\.py', README):
         assert (ROOT / path).exists(), path
     scripts = 'train.py', 'sample.py', 'prepare.py', 'model.py', 'config/study/run.py', 'tests/bench.py'
-    for script in scripts:
-        monkeypatch.setattr(sys, 'argv', [script, '--help'])
+    for name in scripts:
         with pytest.raises(SystemExit):
-            runpy.run_path(str(ROOT / script), run_name='__main__')
+            script(name, '--help')
     settings = capsys.readouterr().out
     commands = [line for line in README.splitlines() if 'python' in line or 'torchrun' in line]
     of_torchrun = 'nproc_per_node', 'nnodes', 'rdzv_backend', 'rdzv_endpoint', 'rdzv_id'

@@ -2,7 +2,6 @@ import json
 import math
 import os
 import re
-import runpy
 import signal
 import statistics
 import subprocess
@@ -11,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, make_data
+from conftest import ROOT, make_data, script
 
 STUDY = ROOT / 'config/study'
 TOY = """
@@ -82,8 +81,8 @@ def test_interrupted_and_gone_on_with(toy, run):
     assert row in said and row in Path('results-toy.md').read_text()
 
 
-def test_two_at_once_are_refused(toy, run, monkeypatch):
-    scope = study(*COMMAND, '--seeds=0', monkeypatch=monkeypatch)
+def test_two_at_once_are_refused(toy, run):
+    scope = study(*COMMAND, '--seeds=0')
     scope['lock'](scope['runs'])
     busy = run('config/study/run.py', *COMMAND, status=1).stderr
     assert busy == f'{scope["runs"]} is in use: another run.py, or runs that one has left behind, are still at work\n'
@@ -96,39 +95,33 @@ def test_two_at_once_are_refused(toy, run, monkeypatch):
     (lambda study: study['arms']['uniform'].update(widths=[1, 1, 1]), 'arm uniform was'),
     (lambda study: study.update(runs=[]), 'is damaged .*: remove it'), (lambda study: study.clear(), 'is damaged'),
     (lambda study: study.update(runs={'uniform': {'0': {}}}), 'is damaged')])
-def test_runs_that_do_not_agree_are_refused(toy, monkeypatch, change, message):
-    study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
-    scope = study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
+def test_runs_that_do_not_agree_are_refused(toy, change, message):
+    study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0')
+    scope = study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0')
     before = {**scope['study'], 'runs': {'uniform': {}}}
     change(before)
     Path('results-toy.json').write_text(json.dumps(before))
     with pytest.raises(SystemExit, match=message):
-        study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0', monkeypatch=monkeypatch)
+        study('--scale=toy.py', '--results_dir=.', '--only=step', '--seeds=0')
 
 
-def study(*args, monkeypatch):
+def study(*args):
     """Run run.py in this process; returns its variables."""
-    monkeypatch.setattr(sys, 'argv', ['run.py', *args])
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return runpy.run_path(str(STUDY / 'run.py'), run_name='__main__')
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    return script('config/study/run.py', *args)
 
 
 @pytest.mark.parametrize('scale, dataset', [('small', 'stdlib'), ('113m', 'fineweb10B')])
-def test_all_arms_have_the_budget_of_the_uniform_one(toy, monkeypatch, tmp_path, scale, dataset):
+def test_all_arms_have_the_budget_of_the_uniform_one(toy, tmp_path, scale, dataset):
     os.rename('data/tiny', f'data/{dataset}')
-    scope = study(f'--scale={scale}', f'--results_dir={tmp_path}', '--seeds=0', monkeypatch=monkeypatch)
+    scope = study(f'--scale={scale}', f'--results_dir={tmp_path}', '--seeds=0')
     assert len(scope['study']['arms']) == (10 if scale == 'small' else 39)
     for name, arguments in scope['arms']().items():
         counts = scope['budget'](scope['shape_of'](scope['settings_of'](arguments + ['--vocab_size=257'])))
         assert counts['non_embedding'] == scope['study']['recipe']['param_budget'], name
 
 
-def test_the_published_table_is_that_of_the_results(toy, monkeypatch):
-    scope = study(*COMMAND, '--seeds=0', monkeypatch=monkeypatch)
+def test_the_published_table_is_that_of_the_results(toy):
+    scope = study(*COMMAND, '--seeds=0')
     published = json.loads((STUDY / 'results.json').read_text())
     table = scope['table'](published)
     assert table.count('\n') == 1 + len(published['runs'])
@@ -146,9 +139,9 @@ def test_a_run_that_fails_is_one_line(toy, run):
 @pytest.mark.parametrize('flag, message', [
     ('--jobs=-1', 'jobs=-1: must be'), ('--only=uni', 'there is no arm uni; there are uniform, cosine'),
     ('--scale=none.py', 'none.py: no such config file'), ('--results_dir=toy.py', 'toy.py: File exists')])
-def test_a_wrong_setting_is_one_line(toy, monkeypatch, flag, message):
+def test_a_wrong_setting_is_one_line(toy, flag, message):
     with pytest.raises(SystemExit) as error:
-        study(*COMMAND, flag, monkeypatch=monkeypatch)
+        study(*COMMAND, flag)
     assert message in error.value.code and '\n' not in error.value.code
 
 

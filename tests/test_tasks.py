@@ -2,16 +2,13 @@
 
 import json
 import os
-import runpy
-import signal
-import sys
 from collections import Counter
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from conftest import ROOT, as_llama
+from conftest import ROOT, as_llama, script
 from model import GPT, GPTConfig
 from prepare import Tokenizer
 
@@ -51,17 +48,11 @@ def sample(folder, monkeypatch):
     """Run sample.py in this process, without the harness's own tasks: thousands of files, which take seconds. Returns
     its variables."""
     from lm_eval.tasks import TaskManager
-    index, handler = TaskManager.__init__, signal.getsignal(signal.SIGINT)
+    index = TaskManager.__init__
     monkeypatch.setattr(TaskManager, '__init__', lambda self, **how: index(self, **{**how, 'include_defaults': False}))
 
-    def sample(*args):
-        args = f'--out_dir={folder}', '--tasks_dir=tasks', '--dtype=float32', '--device=cpu', '--eval_batch=3', *args
-        monkeypatch.setattr(sys, 'argv', ['sample.py', *args])
-        try:
-            return runpy.run_path(str(ROOT / 'sample.py'), run_name='__main__')
-        finally:
-            signal.signal(signal.SIGINT, handler)
-    return sample
+    how = f'--out_dir={folder}', '--tasks_dir=tasks', '--dtype=float32', '--device=cpu', '--eval_batch=3'
+    return lambda *args: script('sample.py', *how, *args)
 
 
 @pytest.fixture
@@ -210,5 +201,6 @@ def test_tasks_that_cannot_be_loaded_are_one_line(folder, sample, name):
 def test_command_without_the_harness_is_one_line(folder, run):
     (folder / 'lm_eval.py').write_text('raise ImportError("not here")')
     paths = os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')])
-    done = run('sample.py', f'--out_dir={folder}', '--tasks=tiny_text', status=1, env={'PYTHONPATH': paths})
+    done = run('sample.py', f'--out_dir={folder}', '--tasks=tiny_text', status=1, alone=True,
+               env={'PYTHONPATH': paths})
     assert 'pip install -U lm-eval' in done.stderr and done.stderr.count('\n') == 1, done.stderr
