@@ -29,7 +29,7 @@ from model import GPT, GPTConfig, budget, resolve_device  # noqa: E402
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
-memory_of = ''  # print the peak memory in MB of a step of this FFN kind, and leave
+steps_of = ''  # print the peak memory in MB of steps of this FFN kind, and their median seconds, and leave
 configure(globals())
 
 device, dtype = resolve_device(device)
@@ -162,12 +162,31 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e3 if sys.platform == 'linux' else 1e6)
 
 
+def alone(kind, **environment):
+    """Peak memory in MB and median seconds of steps in a process of their own."""
+    command = [sys.executable, __file__, f'--steps_of={kind}', f'--device={device}', f'--quick={str(quick).lower()}']
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
+    return map(float, done.stdout.split())
+
+
 def memory():
-    arguments = [f'--device={device}', f'--quick={str(quick).lower()}']
     for kind in KINDS:
-        command = [sys.executable, __file__, f'--memory_of={kind}', *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
-        row(f'peak memory of a step in MB, {kind} (not a ratio)', done.stdout.strip() or done.stderr[-200:])
+        megabytes, _ = alone(kind)
+        row(f'peak memory of a step in MB, {kind} (not a ratio)', f'{megabytes:,.0f}')
+
+
+def allocation():
+    """glibc gives large tensors back to the system at every free, and the next ones cost a page fault every 4 KB; told
+    so, it keeps them."""
+    if not CPU or sys.platform != 'linux':
+        return
+    environments = {}, {'MALLOC_MMAP_THRESHOLD_': '1073741824', 'MALLOC_TRIM_THRESHOLD_': '2147483647'}
+    ratios = []
+    for _ in range(3):
+        (memory, seconds), (memory_kept, seconds_kept) = (alone('standard', **how) for how in environments)
+        ratios.append((seconds_kept / seconds, memory_kept / memory))
+    for what, values in zip(('step time', 'peak memory'), zip(*ratios)):
+        row(f'{what} where freed memory is kept, over that where not', f'{statistics.median(values):.2f}')
 
 
 def generation():
@@ -263,10 +282,9 @@ def overhead():
     row('share of a run outside of its steps', f'{1 - inside / seconds:.1%}', '<= 2%')
 
 
-if memory_of:
-    step = our_step(build(memory_of))
-    step(), step()
-    print(f'{peak_memory():,.0f}')
+if steps_of:
+    seconds = medians({steps_of: our_step(build(steps_of))})[steps_of]
+    print(peak_memory(), seconds)
     sys.exit()
 
 print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '
@@ -274,6 +292,6 @@ print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, 
 row('what', 'measured', 'goal')
 print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|')
 # memory first: a process begins with the peak of the one that starts it
-for section in (memory, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead):
+for section in (memory, allocation, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead):
     if not only or section.__name__ in only.split(','):
         section()
