@@ -44,11 +44,12 @@ def configure(script, also=None, argv=None):
     argv = sys.argv[1:] if argv is None else argv
     path = Path(script['__file__'])
     own = settings(path)
-    known = {**(settings(path.with_name(also)) if also else {}), **own}
+    others = settings(path.with_name(also)) if also else {}
+    others = {name: setting for name, setting in others.items() if name not in own}
+    known = {**own, **others}
     if '--help' in argv or '-h' in argv:
-        print(script['__doc__'].strip() + '\n')
-        for title, names in (('', own), (f'\nand of {also}, where it has a say:\n', known if also else {})):
-            print(title, end='')
+        for title, names in ((script['__doc__'].strip(), own), (f'and of {also}, where it has a say:', others)):
+            print(title + '\n' if names else '')
             for name, (default, comment) in names.items():
                 default = str(default).lower() if isinstance(default, bool) else default
                 print(f'  --{name}={default}'.ljust(40), comment)

@@ -723,7 +723,8 @@ def print_shape(config):
         print(f'  layer {layer:2d}  {bar:48s}  {row}')
     kind = 'below 1: an hourglass' if d_h < c.n_embd else 'a split of the wide MLP' if K > 1 else 'narrow-wide-narrow'
     print(f'\n  d_model / L    {c.n_embd / c.n_layer:.1f}')
-    print(f'  d_h / d_model  {float(d_h / c.n_embd):.3f}, {kind}\n')
+    mean = ' in the mean' if 'tapered' in c.ffn else ''
+    print(f'  d_h / d_model  {float(d_h / c.n_embd):.3f}{mean}, {kind}\n')
 
 
 def print_budget(config, baseline=None):
@@ -749,7 +750,7 @@ def print_budget(config, baseline=None):
 if __name__ == '__main__':
     from configurator import configure, fail
 
-    baseline = ''  # a config file to compare with
+    baseline = ''  # config files to compare with, separated by commas
 
     def shape(settings):
         if settings['vocab_size'] == 0:
@@ -764,6 +765,6 @@ if __name__ == '__main__':
             fail(str(error))
 
     config = shape(configure(globals(), also='train.py'))
-    compared = shape(configure(dict(globals()), also='train.py', argv=[baseline])) if baseline else None
+    compared = shape(configure(dict(globals()), also='train.py', argv=baseline.split(','))) if baseline else None
     print_shape(config)
     print_budget(config, compared)

@@ -138,8 +138,8 @@ def read_file(dataset, name, parse):
     try:
         return parse(path.read_bytes())
     except OSError as error:
-        shards = ' --shards=N, of 100M tokens each' if dataset in READY_MADE else ''
-        fail(f'{path}: {error.strerror}; it is made by python prepare.py --dataset={dataset}{shards}')
+        how = '--shards=N, of 100M tokens each' if dataset in READY_MADE else '' if dataset in NAMED else '--input=PATH'
+        fail(f'{path}: {error.strerror}; it is made by python prepare.py --dataset={dataset} {how}')
     except Exception as error:  # whatever is wrong with it
         fail(f'{path} is damaged ({type(error).__name__}: {error}): remove data/{dataset} and prepare it again')
 
@@ -367,8 +367,10 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0):
     """Prepare data/NAME, as the command does, whose settings are explained below. Ends the program if it cannot."""
     folder, downloads = DATA / dataset, DATA / f'{dataset}.download'
-    if not re.fullmatch(r'[\w-]+', dataset) or bool(input) == (dataset in NAMED):
+    if not re.fullmatch(r'[\w-]+', dataset) or (not input and dataset not in NAMED):
         fail(f'--dataset={dataset}: should be {", ".join(NAMED)}, or another word and come with an --input')
+    if input and dataset in NAMED:
+        fail(f'--dataset={dataset}: is the name of other text than --input; take another')
     if shards and dataset not in READY_MADE or dataset in READY_MADE and tokenizer not in ('', 'gpt2'):
         fail(f'--shards is for {", ".join(READY_MADE)}, which are gpt2 tokens, and --tokenizer for all others')
     if not 0 < val_fraction <= 1:

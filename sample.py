@@ -45,12 +45,14 @@ probe_tokens = 65536  # the first ones, as far as there are as many
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
 dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
 
-configure(globals(), also='train.py')
+config = configure(globals(), also='train.py')
 for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
     if globals()[name] < low:
         fail(f'{name}={globals()[name]}: must be at least {low}')
 if tasks and probe:
     fail('--tasks and --probe: one at a time')
+if tasks_dir and not Path(tasks_dir).is_dir():
+    fail(f'tasks_dir={tasks_dir}: no such folder')
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
@@ -69,15 +71,16 @@ def write(name, text):
 
 
 def load(path):
-    """The model of a checkpoint, ready to run, its tokenizer, and the settings that it was trained with."""
+    """The model of a checkpoint, ready to run, its tokenizer, the data set and the number of steps of its training."""
     if not path.is_file():
-        fail(f'{path}: no such checkpoint; train one with train.py, or say --out_dir or --checkpoint')
+        fail(f'{path}: no such checkpoint; train one with train.py, or say --out_dir, or the path by --checkpoint')
     try:
         saved = torch.load(path, map_location='cpu', weights_only=True)
         model = GPT(GPTConfig(**saved['model_args']), compute_dtype)
         model.load_state_dict(saved['model'])
         # Nothing is trained here, so the weights are cast once and for all.
-        return model.to(device, compute_dtype).eval(), Tokenizer(saved['tokenizer']), saved['config']
+        model.to(device, compute_dtype).eval()
+        return model, Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
     except Exception as error:
         fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
 
@@ -185,7 +188,7 @@ def language_model(model, tokenizer, batch_size):
     return LanguageModel()
 
 
-def run_tasks(model, tokenizer):
+def run_tasks(model, tokenizer, step):
     """Print the harness's table, and write its numbers to tasks.json."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # its processes, for standard errors, could run this script again
     try:
@@ -199,14 +202,15 @@ def run_tasks(model, tokenizer):
         manager = TaskManager(include_path=tasks_dir or None)
         manager.load(tasks.split(','))
     except Exception as error:  # of the harness, of a task's own code, of datasets or of the network
-        fail(f'--tasks={tasks}: {type(error).__name__}: {error}')
+        hint = f' (a file in {tasks_dir} that is no valid YAML counts as none)' if tasks_dir else ''
+        fail(f'--tasks={tasks}: {type(error).__name__}: {error}{hint}')
     results = simple_evaluate(harness_model, tasks=tasks.split(','), limit=limit or None, task_manager=manager,
                               bootstrap_iters=1000, log_samples=False, torch_random_seed=seed)
     print(make_table(results))
     if 'groups' in results:
         print(make_table(results, 'groups'))
     kept = 'results', 'groups', 'versions', 'n-shot', 'n-samples', 'lm_eval_version'
-    results = {name: results[name] for name in kept if name in results}
+    results = {'checkpoint': path.name, 'step': step, **{name: results[name] for name in kept if name in results}}
     write('tasks.json', json.dumps(results, indent=1, default=float))
 
 
@@ -238,12 +242,12 @@ def alignment(model, tokens):
     return sums / len(tokens)
 
 
-def run_probe(model, tokenizer, dataset):
+def run_probe(model, tokenizer, dataset, step):
     """Print the alignment of every layer; write it to probe.json and, where matplotlib is installed, probe.svg."""
     data = Tokens(dataset, 'val')
     tokens = torch.from_numpy(data.window(0, min(len(data), probe_tokens)))
     if read_tokenizer(dataset).state() != tokenizer.state() or tokens.max() >= model.config.vocab_size:
-        fail(f'{data.name} has other tokens than the model was trained on: data/{dataset} was prepared anew since')
+        fail(f'{data.name} has other tokens than the model was trained on: data/{dataset} was prepared otherwise')
     rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}
               for widths, rho_, ratio_ in zip(ffn_widths(model.config), rho.tolist(), ratio.tolist())]
@@ -255,7 +259,8 @@ def run_probe(model, tokenizer, dataset):
     if len(rho) > 1:
         correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item()
         print(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
-    result = {'data': data.name, 'tokens': len(tokens), 'correlation': correlation, 'layers': layers}
+    result = {'checkpoint': path.name, 'step': step, 'data': data.name, 'tokens': len(tokens),
+              'correlation': correlation, 'layers': layers}
     write('probe.json', json.dumps(result, indent=1))
     try:
         import matplotlib
@@ -280,12 +285,12 @@ try:
 except ValueError as error:
     fail(str(error))
 torch.manual_seed(seed)
-model, tokenizer, trained_with = load(path)
+model, tokenizer, dataset, step = load(path)
 try:
     if tasks:
-        run_tasks(model, tokenizer)
+        run_tasks(model, tokenizer, step)
     elif probe:
-        run_probe(model, tokenizer, trained_with['dataset'])
+        run_probe(model, tokenizer, config['dataset'] if 'dataset' in config.given else dataset, step)
     else:
         print_samples(model, tokenizer)
 except ValueError as error:

@@ -89,7 +89,7 @@ beta1 = 0.9  # decay of the mean gradient
 beta2 = 0.95  # decay of the mean squared gradient
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 warmup_iters = 60  # linear rise of the learning rate
-lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters
+lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters, as it is at the start of the run
 min_lr = 3e-4  # and what it is then
 # the machine
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
@@ -412,6 +412,8 @@ if not eval_only:
         signal.signal(number, request_stop)
     write(rewind_metrics)
     evaluated = any(sum_over_processes(evaluated))
+if found and step >= max_iters and not eval_only:
+    say(f'{found[0]} has {step} steps already: to go on, raise --max_iters')
 progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
 clock, clock_step = time.perf_counter(), step
 

@@ -69,7 +69,14 @@ def test_probe_is_the_cosine_of_what_the_ffn_adds_and_the_stream(train, run, sha
 def test_probe_of_one_layer_has_no_correlation(train, run):
     train('--max_iters=1', '--n_layer=1')
     assert 'correlation' not in run('sample.py', '--probe').stdout
-    assert json.loads(Path('out/probe.json').read_text())['correlation'] is None
+    result = json.loads(Path('out/probe.json').read_text())
+    assert result['correlation'] is None and result['step'] == 1 and result['checkpoint'] == 'ckpt.pt'
+
+
+def test_probe_of_another_data_set(train, run):
+    train('--max_iters=1')
+    prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0)
+    assert 'data/other val' in run('sample.py', '--probe', '--dataset=other').stdout
 
 
 def test_probe_of_data_prepared_anew(train, run):
@@ -78,7 +85,7 @@ def test_probe_of_data_prepared_anew(train, run):
     Path('other.bpe').write_text(''.join(f'{base64.b64encode(bytes([i])).decode()} {i}\n' for i in range(256)))
     prepare('tiny', input='texts', tokenizer='other.bpe')
     done = run('sample.py', '--probe', status=1)
-    assert 'data/tiny was prepared anew since' in done.stderr and done.stderr.count('\n') == 1
+    assert 'data/tiny was prepared otherwise' in done.stderr and done.stderr.count('\n') == 1
     shutil.rmtree('data/tiny')
     assert 'python prepare.py --dataset=tiny' in run('sample.py', '--probe', status=1).stderr
 

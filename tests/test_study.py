@@ -85,7 +85,7 @@ def test_two_at_once_are_refused(toy, run):
     scope = study(*COMMAND, '--seeds=0')
     scope['lock'](scope['runs'])
     busy = run('config/study/run.py', *COMMAND, status=1).stderr
-    assert busy == f'{scope["runs"]} is in use: another run.py, or runs that one has left behind, are still at work\n'
+    assert busy.startswith(f'{scope["runs"]} is in use: another run.py, or runs that one') and busy.count('\n') == 1
 
 
 @pytest.mark.parametrize('change, message', [
@@ -134,6 +134,17 @@ def test_a_run_that_fails_is_one_line(toy, run):
     done = run('config/study/run.py', *COMMAND, status=1)
     assert re.fullmatch('uniform, seed 0 left without finishing: see the end of out-study-toy-.*/uniform-0/log.txt\n',
                         done.stderr), done.stderr
+
+
+@pytest.mark.parametrize('arm, message', [
+    ('max_iters = 20\neval_tokens = 100', 'has (max_iters, eval_tokens|eval_tokens, max_iters) of its own: arms may'),
+    ('ffn_multiple = 64\nn_layer = 2', r'has 51,200 parameters .* does not meet param_budget=49,152'),
+    ("ffn = 'wide'", "cannot be had at this scale, .*: ffn='wide': must be one of")])
+def test_an_arm_may_differ_in_its_shape_alone(toy, arm, message):
+    scope = study(*COMMAND, '--seeds=0')
+    Path('arm.py').write_text(arm)
+    with pytest.raises(SystemExit, match=f'arm mine {message}'):
+        scope['study_of']({'uniform': [], 'mine': ['arm.py']})
 
 
 @pytest.mark.parametrize('flag, message', [

@@ -38,8 +38,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', offline['HF_DATASETS_CACHE'])
     monkeypatch.chdir(FOLDER)
     model = tiny()
-    torch.save({'model_args': asdict(model.config), 'model': model.state_dict(), 'config': {},
-                'tokenizer': Tokenizer.load('bytes').state()}, tmp_path / 'ckpt.pt')
+    torch.save({'model_args': asdict(model.config), 'model': model.state_dict(), 'config': {'dataset': 'none'},
+                'iter_num': 7, 'tokenizer': Tokenizer.load('bytes').state()}, tmp_path / 'ckpt.pt')
     return tmp_path
 
 
@@ -99,6 +99,7 @@ def test_command_prints_and_writes_what_the_model_gives(folder, sample, capsys):
         log_p = sum(plain_log_p(tiny(), text) for text in texts)
     bits = -log_p / sum(len(text.encode()) for text in texts) / torch.tensor(2.0).log().item()
     assert written['results']['tiny_text']['bits_per_byte,none'] == pytest.approx(bits, rel=1e-5)
+    assert written['checkpoint'] == 'ckpt.pt' and written['step'] == 7
     assert 0 <= written['results']['tiny_choice']['acc,none'] <= 1
     assert written['results']['tiny_answer']['exact_match,none'] == 0
     assert {name: n['effective'] for name, n in written['n-samples'].items()} == dict(tiny_choice=5, tiny_text=4,
@@ -196,6 +197,11 @@ def test_tasks_that_cannot_be_loaded_are_one_line(folder, sample, name):
     message = error.value.code  # a text is printed, and the status is 1
     assert message.startswith(f'--tasks={name}: ') and 'no_such' in message and '\n' not in message, message
     assert not (folder / 'tasks.json').exists()
+
+
+def test_a_folder_of_tasks_that_is_not_there(folder, sample):
+    with pytest.raises(SystemExit, match='tasks_dir=elsewhere: no such folder'):
+        sample('--tasks=mine', '--tasks_dir=elsewhere')
 
 
 def test_command_without_the_harness_is_one_line(folder, run):

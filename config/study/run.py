@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +32,7 @@ import torch  # noqa: E402
 
 import prepare  # noqa: E402
 from configurator import configure, fail  # noqa: E402
-from model import budget, ffn_widths, resolve_device, shape_of  # noqa: E402
+from model import GPTConfig, budget, ffn_widths, resolve_device, shape_of  # noqa: E402
 
 scale = 'small'  # or 113m, or the path of a file like scale_small.py
 seeds = 5  # runs of each arm, with the seeds 0, 1, ...
@@ -86,18 +87,25 @@ def study_of(arms):
     base, described = settings_of(arms['uniform']), {}
     if base['dataset'] == 'stdlib' and not Path('data/stdlib').exists():
         prepare.prepare('stdlib')
-    base['vocab_size'] = base['vocab_size'] or prepare.read_meta(base['dataset'])['vocab_size']
+    meta = prepare.read_meta(base['dataset'])
+    base['vocab_size'] = base['vocab_size'] or meta['vocab_size']
     if not base['param_budget']:
         fail(f'{scale_file}: state the param_budget that all arms are to have')
     for name, arguments in arms.items():
         settings = settings_of(arguments)
         settings['vocab_size'] = base['vocab_size']
-        shape = shape_of(settings)
+        own = {key: value for key, value in settings.items() if value != base[key]}
+        if own.keys() - OF_AN_ARM:
+            fail(f'arm {name} has {", ".join(own.keys() - OF_AN_ARM)} of its own: arms may differ in their shape alone')
+        try:
+            shape = shape_of(settings)
+        except ValueError as error:
+            fail(f'arm {name} cannot be had at this scale, leave it out by --only=...: {error}')
         if budget(shape)['non_embedding'] != base['param_budget']:
             fail(f'arm {name} has {budget(shape)["non_embedding"]:,} parameters outside the embeddings: that does not '
                  f'meet param_budget={base["param_budget"]:,}')
-        described[name] = {'settings': {key: value for key, value in settings.items() if value != base[key]},
-                           'widths': [sum(row) for row in ffn_widths(shape)], 'total': budget(shape)['total']}
+        described[name] = {'settings': own, 'widths': [sum(row) for row in ffn_widths(shape)],
+                           'total': budget(shape)['total']}
     sha256 = hashlib.sha256()
     for path in sorted(Path('data', base['dataset']).glob('*.bin')):
         sha256.update(hashlib.sha256(path.read_bytes()).digest())
@@ -107,6 +115,7 @@ def study_of(arms):
             'runs': {}}
 
 
+OF_AN_ARM = {field.name for field in fields(GPTConfig)} - {'vocab_size', 'block_size', 'dropout', 'init_std'}
 NOT_OF_THE_RECIPE = {'out_dir', 'init_from', 'seed', 'compile', 'device', 'log_interval', 'sample_tokens', 'eval_only',
                      'wandb_log', 'wandb_project', 'wandb_run_name'}
 
@@ -185,7 +194,8 @@ def lock(folder):
     except ImportError:
         pass  # no such locks on Windows
     except OSError:
-        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work')
+        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work: '
+             'wait for their end, or stop them')
     os.set_inheritable(file, True)
 
 
@@ -267,8 +277,8 @@ def text(study):
 
     python config/study/run.py{'' if scale == 'small' else ' --scale=' + scale}
 
-Validation loss in nats per token after the last step, a mean over the seeds; differences to uniform are paired by
-seed, ± their standard error. Parameters are all of them, embeddings included; those outside the embeddings are
+Validation loss in nats per token after the last step, a mean over the arm's seeds; differences to uniform are paired
+by seed, ± their standard error. Parameters are all of them, embeddings included; those outside the embeddings are
 {recipe['param_budget']:,} in every arm.
 
 {table(study)}
