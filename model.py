@@ -334,7 +334,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=T > 1, dropout_p=self.config.dropout if self.training else 0.0,
+            q, k, v, is_causal=cache is None or T > 1, dropout_p=self.config.dropout if self.training else 0.0,
             enable_gqa=self.config.n_kv_head < self.config.n_head)
         return y.transpose(1, 2).reshape(B, T, -1)
 
