@@ -48,8 +48,9 @@ def configure(script, also=None, argv=None):
     others = {name: setting for name, setting in others.items() if name not in own}
     known = {**own, **others}
     if '--help' in argv or '-h' in argv:
-        for title, names in ((script['__doc__'].strip(), own), (f'and of {also}, where it has a say:', others)):
-            print(title + '\n' if names else '')
+        for title, names in ((script['__doc__'].strip(), own), (f'\nand of {also}, where it has a say:', others)):
+            if names:
+                print(title + '\n')
             for name, (default, comment) in names.items():
                 default = str(default).lower() if isinstance(default, bool) else default
                 print(f'  --{name}={default}'.ljust(40), comment)

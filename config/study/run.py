@@ -95,8 +95,9 @@ def study_of(arms):
         settings = settings_of(arguments)
         settings['vocab_size'] = base['vocab_size']
         own = {key: value for key, value in settings.items() if value != base[key]}
-        if own.keys() - OF_AN_ARM:
-            fail(f'arm {name} has {", ".join(own.keys() - OF_AN_ARM)} of its own: arms may differ in their shape alone')
+        others = sorted(own.keys() - OF_AN_ARM)
+        if others:
+            fail(f'arm {name} has {", ".join(others)} of its own: arms may differ in their shape alone')
         try:
             shape = shape_of(settings)
         except ValueError as error:
