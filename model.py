@@ -24,9 +24,11 @@ anything.
 """
 
 import copy
+import ctypes
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -704,6 +706,15 @@ def resolve_device(device='auto', dtype='auto'):
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype}: must be auto, float32 or bfloat16')
     return device, getattr(torch, dtype)
+
+
+def keep_freed_memory():
+    """Have glibc keep what freed tensors took. Else it returns large ones to the system at once, and the next of their
+    size costs a page fault every 4 KB. Nothing is done where the C library is another."""
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if sys.platform == 'linux' else None
+    if mallopt:
+        mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
 # ----------------------------------------------------------------------------------------------------------------------

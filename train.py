@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail
-from model import GPT, budget, resolve_device, shape_of
+from model import GPT, budget, keep_freed_memory, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
@@ -155,6 +155,8 @@ try:
 except ValueError as error:
     fail(str(error))
 device_type = torch.device(device).type
+if device_type == 'cpu':
+    keep_freed_memory()
 config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
 if ddp:
     if device_type == 'cuda':
@@ -412,6 +414,8 @@ if not eval_only:
         signal.signal(number, request_stop)
     write(rewind_metrics)
     evaluated = any(sum_over_processes(evaluated))
+if eval_only and not found:
+    say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
 if found and step >= max_iters and not eval_only:
     say(f'{found[0]} has {step} steps already: to go on, raise --max_iters')
 progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))

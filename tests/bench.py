@@ -7,6 +7,9 @@ Every figure is a ratio of medians of interleaved repetitions within one run, at
 width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4 with --quick.
 """
 
+import contextlib
+import functools
+import importlib.util
 import os
 import resource
 import runpy
@@ -24,16 +27,19 @@ import torch  # noqa: E402
 
 import prepare  # noqa: E402
 from configurator import configure  # noqa: E402
-from model import GPT, GPTConfig, budget, resolve_device  # noqa: E402
+from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device  # noqa: E402
 
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
-steps_of = ''  # print the peak memory in MB of steps of this FFN kind, and their median seconds, and leave
+steps_of = ''  # be one of the processes that are compared: do a step of this model for every line of input
+keep_freed = True  # as train.py does on a CPU
 configure(globals())
 
 device, dtype = resolve_device(device)
 CPU = device == 'cpu'
+if CPU and keep_freed:
+    keep_freed_memory()
 LAYERS, REPEATS = (4, 15) if quick else (12, 9)
 BATCH, LENGTH = (2, 512) if CPU else (16, 1024)
 KINDS = {'standard': dict(ffn='standard'), 'hourglass K=2': dict(ffn='hourglass', n_mlp=2),
@@ -49,6 +55,13 @@ def build(kind='standard', compute_dtype=dtype, **shape):
 
 def tokens(batch=BATCH, length=LENGTH, vocab_size=50257):
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def build_llama(compute_dtype, length=LENGTH):
+    import transformers
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS, num_attention_heads=12,
+        max_position_embeddings=length, tie_word_embeddings=True)).to(device, compute_dtype)
 
 
 def stepper(model, loss_of, optimizer=None):
@@ -120,20 +133,15 @@ def mixers():
 
 
 def peers():
-    try:
-        import transformers
-    except ImportError:
+    """A process each, since how memory is kept is decided for a process as a whole."""
+    if not importlib.util.find_spec('transformers'):
         return row('step time over transformers\' Llama', 'not installed')
-    config = transformers.LlamaConfig(
-        vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS, num_attention_heads=12,
-        max_position_embeddings=LENGTH, tie_word_embeddings=True, rms_norm_eps=1e-6)
-    idx = tokens()
-    llamas = {'same dtype': transformers.LlamaForCausalLM(config).to(device, dtype),
-              'its float32 default': transformers.LlamaForCausalLM(config).to(device)}
-    arms = {name: stepper(llama, lambda model: model(idx, labels=idx).loss) for name, llama in llamas.items()}
-    times = medians({'ours': our_step(build()), **arms})
-    for name, goal in (('same dtype', '<= 1.0'), ('its float32 default', '<= 0.45')):
-        row(f'step time over transformers\' Llama, {name}', f'{times["ours"] / times[name]:.3f}', goal)
+    goals = {('Llama', False): '<= 1.0', ('Llama in float32', False): '<= 0.45', ('Llama', True): '',
+             ('Llama in float32', True): ''}
+    times, _ = steps_apart([('standard', True), *goals])
+    for (name, kept), goal in goals.items():
+        row(f'step time over {name}' + ', freed memory kept there too' * kept,
+            f'{times["standard", True] / times[name, kept]:.3f}', goal)
 
 
 def flops():
@@ -162,31 +170,47 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e3 if sys.platform == 'linux' else 1e6)
 
 
-def alone(kind, **environment):
-    """Peak memory in MB and median seconds of steps in a process of their own."""
-    command = [sys.executable, __file__, f'--steps_of={kind}', f'--device={device}', f'--quick={str(quick).lower()}']
-    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
-    return map(float, done.stdout.split())
+def steps_apart(arms):
+    """Median seconds and peak MB of training steps, each arm (what, if it keeps freed memory) in its own process."""
+    peaks = {}
+    with contextlib.ExitStack() as stack:
+        processes = {arm: stack.enter_context(subprocess.Popen(
+            [sys.executable, __file__, f'--steps_of={arm[0]}', f'--keep_freed={arm[1]}', f'--device={device}',
+             f'--quick={quick}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) for arm in arms}
+
+        def step(arm):
+            print(file=processes[arm].stdin, flush=True)
+            peaks[arm] = float(processes[arm].stdout.readline())
+
+        return medians({arm: functools.partial(step, arm) for arm in arms}), peaks
+
+
+def do_steps(what):
+    """What such a process does."""
+    if what in KINDS:
+        step = our_step(build(what))
+    else:
+        idx = tokens()
+        llama = build_llama(torch.float32 if what == 'Llama in float32' else dtype)
+        step = stepper(llama, lambda _: llama(idx, labels=idx).loss)
+    for _ in sys.stdin:
+        step()
+        if not CPU:
+            torch.cuda.synchronize()
+        print(peak_memory(), flush=True)
 
 
 def memory():
     for kind in KINDS:
-        megabytes, _ = alone(kind)
-        row(f'peak memory of a step in MB, {kind} (not a ratio)', f'{megabytes:,.0f}')
+        _, peaks = steps_apart([(kind, True)])
+        row(f'peak memory of a step in MB, {kind} (not a ratio)', f'{peaks[kind, True]:,.0f}')
 
 
 def allocation():
-    """glibc gives large tensors back to the system at every free, and the next ones cost a page fault every 4 KB; told
-    so, it keeps them."""
-    if not CPU or sys.platform != 'linux':
-        return
-    environments = {}, {'MALLOC_MMAP_THRESHOLD_': '1073741824', 'MALLOC_TRIM_THRESHOLD_': '2147483647'}
-    ratios = []
-    for _ in range(3):
-        (memory, seconds), (memory_kept, seconds_kept) = (alone('standard', **how) for how in environments)
-        ratios.append((seconds_kept / seconds, memory_kept / memory))
-    for what, values in zip(('step time', 'peak memory'), zip(*ratios)):
-        row(f'{what} where freed memory is kept, over that where not', f'{statistics.median(values):.2f}')
+    if CPU and sys.platform == 'linux':
+        kept, returned = arms = ('standard', True), ('standard', False)
+        for what, values in zip(('step time', 'peak memory'), steps_apart(arms)):
+            row(f'{what} where freed memory is kept, over that where not', f'{values[kept] / values[returned]:.2f}')
 
 
 def generation():
@@ -208,15 +232,10 @@ def generation_in(compute_dtype):
             model.logits(model.hidden(idx[:, :length])[:, -1]).argmax(-1)
 
     arms = {'cached': lambda: model.generate(prompt, 512, temperature=0.0), 'uncached': uncached}
-    try:
-        import transformers
-        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-            vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS,
-            num_attention_heads=12, max_position_embeddings=576, tie_word_embeddings=True)).to(device, compute_dtype)
-        arms['transformers'] = lambda: llama.eval().generate(prompt, max_new_tokens=512, min_new_tokens=512,
-                                                             do_sample=False, pad_token_id=0)
-    except ImportError:
-        pass
+    if importlib.util.find_spec('transformers'):
+        llama = build_llama(compute_dtype, 576).eval()
+        arms['transformers'] = lambda: llama.generate(prompt, max_new_tokens=512, min_new_tokens=512, do_sample=False,
+                                                      pad_token_id=0)
     times = medians(arms, repeats=3)
     what = f'tokens per second of generation in {str(compute_dtype)[6:]}'
     row(f'{what}, cache over none', f'{8 * times["uncached"] / times["cached"]:.1f}', '>= 8')
@@ -283,8 +302,7 @@ def overhead():
 
 
 if steps_of:
-    seconds = medians({steps_of: our_step(build(steps_of))})[steps_of]
-    print(peak_memory(), seconds)
+    do_steps(steps_of)
     sys.exit()
 
 print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '

@@ -1,6 +1,9 @@
 import math
+import platform
 import random
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -201,6 +204,9 @@ def test_command_prints_the_budget_and_the_difference(run):
     assert '528 x 4' in out and '0.457, below 1: an hourglass' in out
     row = next(line for line in out.splitlines() if 'non-embedding' in line)
     assert row.split() == ['non-embedding', '113,246,208', '66.1%', '113,246,208', '+0', '+0.000%']
+    shape = '--vocab_size=257', 'config/study/scale_small.py'
+    out = run('model.py', *shape, f'--baseline={",".join(shape)},config/study/moved.py').stdout
+    assert [line.split()[3] for line in out.splitlines() if 'embedding' in line] == ['921,600', '40,960']
     widths = run('model.py', '--vocab_size=257', '--ffn_width=64').stdout  # outdoes a budget that is only the default
     assert widths.count('################################################  64') == 4
     assert 'n_head=7' in run('model.py', 'config/standard_113m.py', '--n_head=7', status=1).stderr
@@ -513,3 +519,20 @@ def test_standard_model_is_llama():
         with torch.no_grad():
             ours, theirs = model(idx)[0], llama(idx).logits
         assert (ours - theirs).abs().max() < 1e-4 and theirs.std() > 0.3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='elsewhere nothing is done')
+def test_freed_memory_is_kept():
+    code = """if True:
+        import resource, torch
+        from model import keep_freed_memory
+
+        def page_faults_of_a_tensor(size):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(size)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        keep_freed_memory()
+        large, half = [page_faults_of_a_tensor(size) for size in (2**25, 2**24)]
+        assert large > 10 * half, (large, half)"""
+    subprocess.run([sys.executable, '-c', code], cwd=Path(model_file.__file__).parent, check=True)

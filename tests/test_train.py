@@ -139,10 +139,13 @@ def test_evaluation_is_an_exact_sum(train, eval_tokens):
         assert [metrics()[0][f'val_{key}{end}'] for key in ('loss', 'ppl', 'bpb')] == pytest.approx(scores, rel=1e-5)
 
 
-def test_a_checkpoint_is_evaluated_with_nothing_else_said(train, run):
+def test_a_checkpoint_is_evaluated_with_nothing_else_said(train, run, capsys):
     train('--max_iters=4', '--gradient_accumulation_steps=1')  # which two processes can evaluate but not go on with
     trained = metrics()[-1]
     prepare.prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0, seed=1)
+    initial = train('--eval_only=true', '--out_dir=none')
+    assert not Path('none').exists() and initial['step'] == 0
+    assert 'none has no checkpoint: what follows is of the initial weights' in capsys.readouterr().out
     command = 'train.py', '--init_from=resume', '--eval_only=true', '--eval_datasets=other'
     one, two = (run(*command, processes=processes).stdout.splitlines()[-2:] for processes in (0, 2))
     assert one == two and len(metrics()) == 4 + 2  # nothing was logged
@@ -258,13 +261,14 @@ def test_more_steps_do_not_move_the_schedule(train):
     assert [line['lr'] for line in metrics() if 'lr' in line][-2:] == [0.0001, 0.0001]
 
 
-def test_damaged_lines_of_metrics_are_dropped(train):
+def test_damaged_lines_of_metrics_are_dropped(train, capsys):
     train('--max_iters=4')
     before = metrics()
     with open('out/metrics.jsonl', 'ab') as file:
         file.write(b'\xff\n}\n{"step": "x"}\n[]\n\0\n{"step": 7, "loss": 1.0}\n{"step": 3, "lo')
     train('--init_from=resume', '--max_iters=4')
     assert metrics() == before
+    assert 'ckpt.pt has 4 steps already: to go on, raise --max_iters' in capsys.readouterr().out
 
 
 def test_nothing_trained_is_overwritten_unasked(train):
