@@ -26,12 +26,13 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import prepare  # noqa: E402
-from configurator import configure  # noqa: E402
+from configurator import configure, fail  # noqa: E402
 from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device  # noqa: E402
 
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
+section = ''  # run this one in this process; else each has its own, as a process keeps what it has freed
 steps_of = ''  # be one of the processes that are compared: do a step of this model for every line of input
 keep_freed = True  # as train.py does on a CPU
 configure(globals())
@@ -42,6 +43,7 @@ if CPU and keep_freed:
     keep_freed_memory()
 LAYERS, REPEATS = (4, 15) if quick else (12, 9)
 BATCH, LENGTH = (2, 512) if CPU else (16, 1024)
+COMMAND = [sys.executable, __file__, f'--quick={quick}', f'--device={device}']
 KINDS = {'standard': dict(ffn='standard'), 'hourglass K=2': dict(ffn='hourglass', n_mlp=2),
          'hourglass K=4': dict(ffn='hourglass', n_mlp=4), 'hourglass K=8': dict(ffn='hourglass', n_mlp=8),
          'tapered': dict(ffn='tapered'), 'tapered hourglass K=8': dict(ffn='tapered_hourglass', n_mlp=8)}
@@ -136,12 +138,12 @@ def peers():
     """A process each, since how memory is kept is decided for a process as a whole."""
     if not importlib.util.find_spec('transformers'):
         return row('step time over transformers\' Llama', 'not installed')
-    goals = {('Llama', False): '<= 1.0', ('Llama in float32', False): '<= 0.45', ('Llama', True): '',
-             ('Llama in float32', True): ''}
-    times, _ = steps_apart([('standard', True), *goals])
-    for (name, kept), goal in goals.items():
-        row(f'step time over {name}' + ', freed memory kept there too' * kept,
-            f'{times["standard", True] / times[name, kept]:.3f}', goal)
+    for kept in False, True:
+        goals = {('Llama', kept): '<= 1.0', ('Llama in float32', kept): '<= 0.45'}
+        times, _ = steps_apart([('standard', True), *goals])
+        for arm, goal in goals.items():
+            row(f'step time over {arm[0]}' + ', freed memory kept there too' * kept,
+                f'{times["standard", True] / times[arm]:.3f}', '' if kept else goal)
 
 
 def flops():
@@ -175,8 +177,8 @@ def steps_apart(arms):
     peaks = {}
     with contextlib.ExitStack() as stack:
         processes = {arm: stack.enter_context(subprocess.Popen(
-            [sys.executable, __file__, f'--steps_of={arm[0]}', f'--keep_freed={arm[1]}', f'--device={device}',
-             f'--quick={quick}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) for arm in arms}
+            [*COMMAND, f'--steps_of={arm[0]}', f'--keep_freed={arm[1]}'], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True)) for arm in arms}
 
         def step(arm):
             print(file=processes[arm].stdin, flush=True)
@@ -301,15 +303,19 @@ def overhead():
     row('share of a run outside of its steps', f'{1 - inside / seconds:.1%}', '<= 2%')
 
 
+SECTIONS = memory, allocation, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead
+
 if steps_of:
     do_steps(steps_of)
-    sys.exit()
-
-print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '
-      f'{torch.get_num_threads()} threads\n')
-row('what', 'measured', 'goal')
-print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|')
-# memory first: a process begins with the peak of the one that starts it
-for section in (memory, allocation, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead):
-    if not only or section.__name__ in only.split(','):
-        section()
+elif section:
+    globals()[section]()
+else:
+    names = [function.__name__ for function in SECTIONS]
+    if not set(only.split(',')) <= {'', *names}:
+        fail(f'--only={only}: must be of {", ".join(names)}')
+    print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '
+          f'{torch.get_num_threads()} threads\n')
+    row('what', 'measured', 'goal')
+    print(f'|{"-" * 68}|{"-" * 10}:|{"-" * 10}:|', flush=True)
+    for name in only.split(',') if only else names:
+        subprocess.run([*COMMAND, f'--section={name}'], check=True)
