@@ -307,7 +307,7 @@ def draw(study):
     right.axhline(0, color='gray', linewidth=0.8)
     right.set_xlabel('steps')
     right.set_ylabel('mean difference to uniform, nats')
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, ncols=2)
     save_figure(figure, results / f'{stem}.svg')
 
 
