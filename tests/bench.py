@@ -37,7 +37,10 @@ steps_of = ''  # be one of the processes that are compared: do a step of this mo
 keep_freed = True  # as train.py does on a CPU
 configure(globals())
 
-device, dtype = resolve_device(device)
+try:
+    device, dtype = resolve_device(device)
+except ValueError as error:
+    fail(str(error))
 CPU = device == 'cpu'
 if CPU and keep_freed:
     keep_freed_memory()
