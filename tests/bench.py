@@ -3,8 +3,9 @@ Speed and memory, side by side: run by hand, not by pytest.
 
     python tests/bench.py [--quick] [--device=cuda] [--only=memory,steps]
 
-Every figure is a ratio of medians of interleaved repetitions within one run, at the 113M shapes with attention fixed:
-width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4 with --quick.
+Figures are ratios of medians of interleaved repetitions within one run, where they do not say otherwise. Models have
+the 113M shapes with attention fixed: width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4
+with --quick.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device  # n
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
-section = ''  # run this one in this process; else each has its own, as a process keeps what it has freed
+section = ''  # be the process of this section: each has one, as a process keeps what it has freed
 steps_of = ''  # be one of the processes that are compared: do a step of this model for every line of input
 keep_freed = True  # as train.py does on a CPU
 configure(globals())
@@ -69,12 +70,12 @@ def build_llama(compute_dtype, length=LENGTH):
         max_position_embeddings=length, tie_word_embeddings=True)).to(device, compute_dtype)
 
 
-def stepper(model, loss_of, optimizer=None):
+def stepper(model, loss):
     """A function that does a training step."""
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
-        loss_of(model).backward()
+        loss().backward()
         optimizer.step()
         optimizer.zero_grad()
     return step
@@ -83,7 +84,7 @@ def stepper(model, loss_of, optimizer=None):
 def our_step(model, compiled=False, idx=None):
     idx = tokens() if idx is None else idx
     run = torch.compile(model) if compiled else model
-    return stepper(model, lambda _: run(idx, idx.roll(-1, 1))[1])
+    return stepper(model, lambda: run(idx, idx.roll(-1, 1))[1])
 
 
 def medians(arms, repeats=REPEATS):
@@ -197,7 +198,7 @@ def do_steps(what):
     else:
         idx = tokens()
         llama = build_llama(torch.float32 if what == 'Llama in float32' else dtype)
-        step = stepper(llama, lambda _: llama(idx, labels=idx).loss)
+        step = stepper(llama, lambda: llama(idx, labels=idx).loss)
     for _ in sys.stdin:
         step()
         if not CPU:
