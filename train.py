@@ -9,9 +9,10 @@ A step's batch depends on the seed and the step alone, neither on the model nor 
 that differ in one setting differ in that alone.
 
 With mlp_periods = '1,4,16' the stack of MLPs learns at several rates, as in Hope's Continuum Memory System (Behrouz et
-al. 2025, "Nested Learning"): the l-th MLP of every layer is updated only every C_l steps, with the sum of the steps'
-gradients, each clipped. That is the update frequencies in training. It is not Hope's learning while reading: no weight
-changes within a sequence, nor after training.
+al. 2025, "Nested Learning"): the l-th MLP of every layer changes only every C_l steps, by the sum of the C_l updates
+that the optimizer has made meanwhile, each from the gradient at the weights that the model still had. That is the
+update frequencies in training. It is not Hope's learning while reading: no weight changes within a sequence, nor after
+training.
 """
 
 import functools
@@ -278,7 +279,7 @@ if device_type == 'cuda':
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 slow_parameters = list(raw_model.slow_parameters())
-pending = {}  # sums of their gradients since their last update
+ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
 if checkpoint:
     try:
@@ -286,7 +287,7 @@ if checkpoint:
         optimizer.load_state_dict(checkpoint['optimizer'])
     except (RuntimeError, ValueError) as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
-    pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
+    ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
@@ -305,6 +306,20 @@ def learning_rate_at(step):
         return learning_rate * (step + 1) / (warmup_iters + 1)
     progress = min(1, (step - warmup_iters) / max(1, lr_decay_iters - warmup_iters))
     return min_lr + (learning_rate - min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def update_weights():
+    """A step of the optimizer. It takes slow parameters further from where it left them; the model sees that only when
+    their period is over."""
+    seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
+    for name, parameter, _ in slow_parameters:
+        parameter.copy_(ahead.pop(name, parameter))
+    optimizer.step()
+    for name, parameter, period in slow_parameters:
+        if (step + 1) % period:
+            ahead[name] = parameter.clone()
+            parameter.copy_(seen[name])
 
 
 @torch.no_grad()
@@ -363,7 +378,7 @@ def save(name):
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
-                        **({'pending': pending} if pending else {})}, file)
+                        **({'ahead': ahead} if ahead else {})}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
@@ -502,12 +517,7 @@ while not eval_only:
     if not math.isfinite(loss + grad_norm):
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
              'the checkpoint is as it was')
-    for name, parameter, period in slow_parameters:
-        if name in pending:
-            parameter.grad += pending.pop(name)
-        if (step + 1) % period:
-            pending[name], parameter.grad = parameter.grad.clone(), None  # cloned, as DDP uses its memory again
-    optimizer.step()
+    update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
