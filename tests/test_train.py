@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import prepare
-from conftest import ROOT, TINY_RUN, make_data
+from conftest import ROOT, TINY_RUN, make_data, start_script, torchrun
 from model import GPT, GPTConfig, budget
 
 
@@ -178,13 +178,6 @@ def test_two_processes_equal_one(train, run, tmp_path):
 LONG = ['--max_iters=200', '--lr_decay_iters=200', '--eval_interval=5', '--dropout=0.1', '--eval_tokens=64']
 
 
-def start(*args, processes=0):
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}'] if processes else []
-    return subprocess.Popen([sys.executable, *torchrun, str(ROOT / 'train.py'), *TINY_RUN, *LONG, *args],
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env={**os.environ, 'OMP_NUM_THREADS': '1'})
-
-
 def wait_for_step(out_dir, step):
     path, deadline = Path(out_dir, 'metrics.jsonl'), time.time() + 60
     while not (path.exists() and f'"step": {step},' in path.read_text()):
@@ -192,15 +185,7 @@ def wait_for_step(out_dir, step):
         time.sleep(0.005)
 
 
-@pytest.fixture
-def single_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_stopped_by_running_out_of_steps_and_resumed(train, single_thread):
+def test_stopped_by_running_out_of_steps_and_resumed(train):
     train('--out_dir=whole', '--dropout=0.1')
     train('--max_iters=6', '--dropout=0.1')
     train('--max_iters=12', '--init_from=resume')  # dropout comes from the checkpoint
@@ -210,21 +195,23 @@ def test_stopped_by_running_out_of_steps_and_resumed(train, single_thread):
     assert same_metrics(lines, metrics('whole'))
 
 
-def test_stopped_by_signals_and_resumed(train, single_thread):
+def test_stopped_by_signals_and_resumed(train):
     train(*LONG, '--out_dir=whole')
-    run = start()
+    run = start_script('train.py', *TINY_RUN, *LONG)
     wait_for_step('out', 20)
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(60) == 0 and 'go on with --init_from=resume' in run.stdout.read()
+    run.terminate()
+    run.join(60)
+    assert run.exitcode == 0 and 'go on with --init_from=resume' in Path('printed').read_text()
     assert 20 < load()['iter_num'] < 200
     draw = random.Random()
     for _ in range(3):
         step = load()['iter_num'] + draw.randint(3, 12)
-        run = start('--init_from=resume')
+        run = start_script('train.py', *TINY_RUN, *LONG, '--init_from=resume')
         wait_for_step('out', step)
         time.sleep(draw.uniform(0, 0.03))
         run.kill()
-        run.wait()
+        run.join(60)
+        assert run.exitcode == -signal.SIGKILL
         load(), load(name='ckpt_best.pt')
     assert load()['iter_num'] < 200
     train(*LONG, '--init_from=auto')
@@ -232,8 +219,8 @@ def test_stopped_by_signals_and_resumed(train, single_thread):
     assert same_metrics(metrics(), metrics('whole'))
 
 
-def test_two_processes_stop_together_and_resume(train, run, single_thread):
-    job = start(processes=2)
+def test_two_processes_stop_together_and_resume(train, run):
+    job = subprocess.Popen([*torchrun(2), str(ROOT / 'train.py'), *TINY_RUN, *LONG], stdout=subprocess.DEVNULL)
     wait_for_step('out', 7)
     pids = subprocess.run(['pgrep', '-P', str(job.pid)], capture_output=True, text=True).stdout.split()
     os.kill(int(pids[-1]), signal.SIGINT)  # one of the two
@@ -373,7 +360,7 @@ MIXERS, FFNS, NORMS = ('attention', 'gated', 'titans'), ('standard', 'hourglass'
 @pytest.mark.parametrize('norm', NORMS)
 @pytest.mark.parametrize('ffn', FFNS)
 @pytest.mark.parametrize('mixer', MIXERS)
-def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, single_thread, mixer, ffn, norm):
+def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, mixer, ffn, norm):
     shape = [f'--mixer={mixer}', f'--ffn={ffn}', f'--norm={norm}', '--memory_chunk=7', '--n_mlp=2', '--log_interval=9']
     whole = train('--max_iters=2', '--eval_interval=9', '--out_dir=whole', '--eval_tokens=20', *shape)
     train('--max_iters=1', '--eval_interval=9', '--eval_tokens=20', '--lr_decay_iters=12', *shape)
@@ -401,7 +388,7 @@ HOPE = ['--ffn=tapered_hourglass', '--n_mlp=3', '--ffn_multiple=8', '--lr_decay_
 PERIODS = '--mlp_periods=1,4,3'
 
 
-def test_slow_mlps_change_by_the_sum_of_the_updates_of_their_period(train, single_thread):
+def test_slow_mlps_change_by_the_sum_of_the_updates_of_their_period(train):
     """Against an optimizer whose weights are copied into the model each so many steps."""
     run = train(*HOPE, PERIODS, '--max_iters=10', '--grad_clip=0.5', '--weight_decay=0.3')
     torch.manual_seed(1337)
@@ -429,7 +416,7 @@ def test_slow_mlps_change_by_the_sum_of_the_updates_of_their_period(train, singl
             torch.testing.assert_close(made[name], saved['ahead'][name], atol=1e-6, rtol=1e-5)
 
 
-def test_on_a_constant_gradient_all_periods_move_equally_far(train, single_thread, monkeypatch):
+def test_on_a_constant_gradient_all_periods_move_equally_far(train, monkeypatch):
     def move(model, idx, targets, reduction='mean'):  # the gradient of every weight is 1, that of the head included
         total = sum(weight.sum() for weight in model.parameters())
         return None, total if reduction == 'mean' else torch.ones(idx.shape)
@@ -451,7 +438,7 @@ def run_decay(run):
     return math.prod(1 - 0.3 * run['learning_rate_at'](step) for step in range(12))
 
 
-def test_periods_of_one_change_nothing(train, single_thread):
+def test_periods_of_one_change_nothing(train):
     train(*HOPE, '--out_dir=plain')
     train(*HOPE, '--mlp_periods=1,1,1')
     assert same_weights(load(), load('plain')) and 'ahead' not in load()
@@ -459,7 +446,7 @@ def test_periods_of_one_change_nothing(train, single_thread):
     assert not same_weights(load('slow'), load()) and 'ahead' not in load('slow')  # 12 steps: all are updated
 
 
-def test_slow_mlps_resume_between_updates(train, single_thread):
+def test_slow_mlps_resume_between_updates(train):
     train(*HOPE, PERIODS, '--out_dir=whole', '--max_iters=11')
     for steps in (5, 6, 11):
         train(*HOPE, PERIODS, f'--max_iters={steps}', '--init_from=auto')
@@ -574,10 +561,11 @@ def one_line_of(done, message):
 
 def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monkeypatch):
     make_data(tmp_path, monkeypatch)
-    one_line_of(run('train.py', *TINY_RUN, '--gradient_accumulation_steps=3', processes=2, status=1),
+    one_line_of(run('train.py', *TINY_RUN, '--gradient_accumulation_steps=3', processes=2, alone=True, status=1),
                 'gradient_accumulation_steps=3 cannot be shared equally')
     corrupt(100)  # one of the two processes meets it
-    one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, status=1),
+    one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, alone=True,
+                    status=1),
                 'has a token id 60000')
 
 
@@ -586,8 +574,8 @@ def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monk
 def test_full_disk_leaves_the_last_checkpoint_whole(train, processes):
     train('--max_iters=4')
     before = {path.name: path.read_bytes() for path in Path('out').iterdir()}
-    torchrun = f'-m torch.distributed.run --standalone --nproc_per_node={processes}' if processes else ''
-    command = (f'ulimit -f 40; {sys.executable} {torchrun} {ROOT}/train.py {" ".join(TINY_RUN)} '
+    launcher = ' '.join(torchrun(processes)) if processes else sys.executable
+    command = (f'ulimit -f 40; {launcher} {ROOT}/train.py {" ".join(TINY_RUN)} '
                '--init_from=resume --max_iters=9 --eval_interval=3')
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
