@@ -76,7 +76,7 @@ def run(tmp_path, monkeypatch):
     """Run a script in a folder of its own and look at what it leaves and prints: run('train.py', '--max_iters=3').
     With processes=2 in two, and by torchrun if alone=True; else, unless alone=True, in this one, which has imported
     torch already."""
-    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=120):
+    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=300):
         if alone:
             command = [*(torchrun(processes) if processes else [sys.executable]), str(ROOT / name), *args]
             done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True,
