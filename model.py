@@ -35,6 +35,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass
@@ -445,12 +446,13 @@ class GatedAttention(Attention):
 
 
 class MemoryState:
-    """What Titans keep of the tokens read so far, for one layer: weights and momentum, (2, B, H, head_dim, head_dim),
-    the weights at the start of the current chunk, where gradients are taken, and the convolution's last inputs."""
+    """What Titans keep of the tokens read so far, for one layer: the weights of the memories and their momenta,
+    (2, B, H, 2, head_dim, head_dim), the weights at the start of the current chunk, where gradients are taken,
+    (2, B, H, head_dim, head_dim), and the convolution's last inputs."""
 
-    def __init__(self, weights, inputs):
-        self.weights = self.start = weights
-        self.momentum = torch.zeros_like(weights)
+    def __init__(self, memory, inputs):
+        self.weights = torch.stack((memory, torch.zeros_like(memory)), dim=-3)
+        self.start = memory
         self.inputs = inputs
         self.length = 0
 
@@ -458,15 +460,21 @@ class MemoryState:
 class Titans(nn.Module):
     """Long-term memory as the token mixer (Behrouz et al., arXiv 2501.00663, sections 3 and 4.4).
 
-    In each head an MLP, M(k) = W2 silu(W1 k), learns while it reads to map keys to values, by gradient descent on
-    |M(k) - v|^2 / 2 with momentum eta, step size theta and forgetting alpha, all three computed from each token:
+    In each head an MLP, M(k) = norm(W2 silu(W1 k)), learns while it reads to map keys to values, by gradient descent
+    with momentum eta, step size theta and forgetting alpha, all three computed from each token:
 
         S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
 
-    Gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
-    products u k' and e a', so everything is exact in matrix products over a chunk: see `read`.
+    The loss is |M(k) - v|^2 / 2 or, as values are normed too and both so have one length, -M(k) v. Its gradients G are
+    taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer products, of u k' for
+    W1 and e a' for W2, so everything is exact in matrix products over a chunk: see `read_chunks`.
+
+    The paper's are these formulas, the chunks, queries and keys of norm 1, and convolution, SiLU and gate around them.
+    Ours are the norms, that of M from its authors' "Miras" (arXiv 2504.13173); heads, where the paper draws one memory;
+    depthwise convolutions; two layers; no persistent tokens; and this memory alone (LMM), not MAC, MAG or MAL.
     """
 
+    SEGMENT = 8  # chunks between the weights that are kept for the backward pass, which computes the rest anew
     reads_on = True  # beyond block_size: it has no positions
 
     @staticmethod
@@ -497,13 +505,15 @@ class Titans(nn.Module):
         self.rate_proj = Linear(c.n_embd, 3 * c.n_head)
         self.gate_proj = Linear(c.n_embd, width)
         self.o_proj = Linear(width, c.n_embd, to_stream=True)
-        # What keeps its input's scale: four taps of 1/2, and matrices of 1 / sqrt(d) for keys of norm 1.
-        self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
-        self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
-        # At first alpha = 0.001: faster forgetting ends at zero, where neither layer gives the other a gradient.
-        # Momentum makes a step 1 / (1 - eta) times as long, and those of a chunk add up: freely chosen, they diverge
-        # within 50 steps of training. So theta = 0.1 (1 - eta) / memory_chunk * sigmoid(.), at first half of the most.
-        self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.5]]).logit().repeat(1, c.n_head).flatten())
+        self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)  # four taps of 1/2 keep their input's scale
+        # Keys of norm 1 reach silu with a standard deviation of 1. The norm undoes W2's scale, so that a small one only
+        # makes W2 learn faster than W1. Where both are fast, the weights are chaotic and training finds no direction.
+        self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim))
+        self.memory.data[1] *= c.init_std
+        # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long: so
+        # theta = 0.1 (1 - eta) / memory_chunk * sigmoid(.).
+        rates = [[0.1 / c.block_size], [0.5], [0.05]]  # alpha, eta and that sigmoid, at first
+        self.rate_bias = nn.Parameter(torch.tensor(rates).logit().repeat(1, c.n_head).flatten())
 
     def new_state(self, x):
         memory = self.memory.to(torch.promote_types(x.dtype, torch.float32))
@@ -511,63 +521,84 @@ class Titans(nn.Module):
 
     def forward(self, x, rotary=None, cache=None):
         """x: (B, T, C). Returns (B, T, C). Memory and rates are in float32 in any case."""
-        (B, T, _), H, chunk = x.size(), self.config.n_head, self.config.memory_chunk
         cache = {} if cache is None else cache
         state = cache['state'] = cache.get('state') or self.new_state(x)
-        inputs = torch.cat((state.inputs, self.qkv_proj(x)), dim=1)
-        state.inputs = inputs[:, -3:]
-        qkv = F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(self.taps.to(x.dtype))))
-        q, k, v = qkv.to(state.weights.dtype).view(B, T, 3, H, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, head_dim)
-        rates = self.rate_proj(x.to(state.weights.dtype)) + self.rate_bias
-        alpha, eta, theta = rates.view(B, T, 3, H).permute(2, 0, 3, 1)  # (B, H, T)
-        tokens = (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v,
-                  F.logsigmoid(-alpha), F.logsigmoid(eta), 0.1 * (-eta).sigmoid() * theta.sigmoid() / chunk)
-        whole = T - T % chunk
-        parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
-        parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
-        y = torch.cat([self.read(state, *part) for part in parts], dim=2)
-        y = rms_norm(y.transpose(1, 2)).reshape(B, T, -1).to(x.dtype)
+        y = self.read(state, torch.cat((state.inputs, self.qkv_proj(x)), dim=1), x)
         return self.o_proj(y * self.gate_proj(x).sigmoid())
 
-    def read(self, state, q, k, v, log_keep, log_eta, theta):
-        """Read N chunks of C tokens: q, k, v (B, H, N, C, d), their rates (B, H, N, C). Returns y (B, H, N * C, d).
+    def convolve(self, inputs):
+        """SiLU of the convolution: inputs (B, 3 + T, 3 * width) to (B, T, 3 * width)."""
+        T, taps = inputs.size(1) - 3, self.taps.to(inputs.dtype)
+        return F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(taps)))
+
+    @torch.compiler.disable  # a loop over chunks takes minutes to compile, and its time is in matrix products anyway
+    def read(self, state, inputs, x):
+        """Carry the state through x, segment by segment: the rest of a chunk, SEGMENT whole ones, or part of one."""
+        chunk, t, outputs = self.config.memory_chunk, 0, []
+        while t < x.size(1):
+            n = min(chunk - state.length % chunk, x.size(1) - t)
+            if n == chunk:
+                n *= min((x.size(1) - t) // chunk, self.SEGMENT)
+            y, state.weights = checkpoint(self.read_chunks, inputs[:, t:t + n + 3], x[:, t:t + n], state.weights,
+                                          state.start, use_reentrant=False, preserve_rng_state=False)
+            outputs.append(y)
+            t, state.length = t + n, state.length + n
+            if state.length % chunk == 0:
+                state.start = state.weights[..., 0, :, :]
+        state.inputs = inputs[:, -3:]
+        return torch.cat(outputs, dim=1)
+
+    def read_chunks(self, inputs, x, weights, start):
+        """Read N chunks of C tokens, x (B, N * C, C') with the convolution's inputs. Returns y and the weights after.
 
         Of a chunk that begins with weights W and momentum S, the weights after token t are linear in the gradients:
         W_t = keep_t W + m_t S - sum_{i <= t} A[t, i] G_i, with D[t, i] the product of 1 - alpha over i + 1..t, E[t, i]
         that of eta, A = D E diag(theta), keep_t and eta_t the products from the start through t, m = D eta.
         """
+        (B, T, _), H, C = x.size(), self.config.n_head, min(x.size(1), self.config.memory_chunk)
+        qkv = self.convolve(inputs).to(weights.dtype)
+        rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
+        q, k, v = qkv.view(B, T // C, C, 3, H, -1).permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
+        alpha, eta, theta = rates.view(B, T // C, C, 3, H).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
+        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v)
+        theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / self.config.memory_chunk
+        log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
         D, E = products(log_keep), products(log_eta)  # (B, H, N, C, C)
         A = D @ E * theta.unsqueeze(-2)
-        keep, eta = (log.cumsum(-1).exp().unsqueeze(-1) for log in (log_keep, log_eta))  # (B, H, N, C, 1)
-        m = D @ eta
-        end = (keep[..., -1:, :], m[..., -1:, :], eta[..., -1:, :],
-               A[..., -1, :].unsqueeze(-1), (E[..., -1, :] * theta).unsqueeze(-1))
-        (W1, W2), (S1, S2), u, e, a = self.learn(state, k, v, *end)
-        h = F.silu(keep * (q @ W1.mT) + m * (q @ S1.mT) - (A * (q @ k.mT)) @ u)
-        y = keep * (h @ W2.mT) + m * (h @ S2.mT) - (A * (h @ a.mT)) @ e
-        return y.flatten(2, 3)
+        keep, eta = log_keep.cumsum(-1).exp(), log_eta.cumsum(-1).exp()
+        of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (B, H, N, C, 2): keep and m
+        of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (B, H, N, 2, 2)
+        steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (B, H, N, C, 2)
+        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, v, of_end, steps)
 
-    @torch.compiler.disable  # a loop over chunks takes minutes to compile, and its time is in matrix products anyway
-    def learn(self, state, *chunks):
-        """Carry the state through the chunks. Returns, of each, the weights and momenta at its start and its gradients'
-        factors: they are u k' for W1 and e a' for W2."""
+        def multiply(x, WS, left, right):
+            """W_t x_t for every token, where the gradients are -left right'."""
+            both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d)
+            return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
+
+        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a))
+        return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
+
+    def learn(self, weights, start, *chunks):
+        """Carry the weights through the chunks. Returns, of each, those at its start and its gradients' factors, and
+        the weights at the end."""
         seen = []
-        for k, v, keep, m, eta, to_weights, to_momentum in zip(*(t.unbind(2) for t in chunks)):
-            W1, W2 = state.start
+        for k, v, of_end, steps in zip(*(t.unbind(2) for t in chunks)):
+            W1, W2 = start
             z = k @ W1.mT
             s = z.sigmoid()
             a = z * s
-            e = a @ W2.mT - v
+            x = a @ W2.mT
+            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            y = r * x
+            e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # through the norm, as in RMSNorm
             u = e @ W2 * (s + a * (1 - s))  # silu'(z)
-            seen.append((state.weights, state.momentum, u, e, a))
+            seen.append((weights, u, e, a))
             left, right = torch.stack((u, e)), torch.stack((k, a))
-            state.weights, state.momentum = (
-                keep * state.weights + m * state.momentum - (to_weights * left).mT @ right,
-                eta * state.momentum - (to_momentum * left).mT @ right)
-            state.length += k.size(-2)
-            if state.length % self.config.memory_chunk == 0:
-                state.start = state.weights
-        return [torch.stack(each, dim=-3) for each in zip(*seen)]
+            left = (left.unsqueeze(-2) * steps.unsqueeze(-1)).flatten(-2)  # (2, B, H, C, 2 d)
+            weights = (of_end @ weights.flatten(-2)).view_as(weights) + (left.mT @ right).view_as(weights)
+            start = weights[..., 0, :, :]
+        return *(torch.stack(each, dim=dim) for each, dim in zip(zip(*seen), (3, 2, 2, 2))), weights
 
 
 def products(log_rates):
