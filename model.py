@@ -445,33 +445,22 @@ class GatedAttention(Attention):
         return self.o_proj(self.attend(x, rotary, cache) * self.gate_proj(x).sigmoid())
 
 
-class MemoryState:
-    """What Titans keep of the tokens read so far, for one layer: the weights of the memories and their momenta,
-    (2, B, H, 2, head_dim, head_dim), the weights at the start of the current chunk, where gradients are taken,
-    (2, B, H, head_dim, head_dim), and the convolution's last inputs."""
-
-    def __init__(self, memory, inputs):
-        self.weights = torch.stack((memory, torch.zeros_like(memory)), dim=-3)
-        self.start = memory
-        self.inputs = inputs
-        self.length = 0
-
-
 class Titans(nn.Module):
     """Long-term memory as the token mixer (Behrouz et al., arXiv 2501.00663, sections 3 and 4.4).
 
-    In each head an MLP, M(k) = norm(W2 silu(W1 k)), learns while it reads to map keys to values, by gradient descent
-    with momentum eta, step size theta and forgetting alpha, all three computed from each token:
+    In each head an MLP, M(k) = sqrt(d) k + norm(W2 silu(W1 k)), learns while it reads to map keys to values, by
+    gradient descent with momentum eta, step size theta and forgetting alpha, all three computed from each token:
 
         S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
 
-    The loss is |M(k) - v|^2 / 2 or, as values are normed too and both so have one length, -M(k) v. Its gradients G are
-    taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer products, of u k' for
-    W1 and e a' for W2, so everything is exact in matrix products over a chunk: see `read_chunks`.
+    The loss is |M(k) - v|^2 / 2 or, since what is normed has one length, -(v - sqrt(d) k) norm(W2 silu(W1 k)). Its
+    gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
+    products, -u k' for W1 and -e a' for W2, so all is exact in matrix products over a chunk: see `read_chunks`.
 
-    The paper's are these formulas, the chunks, queries and keys of norm 1, and convolution, SiLU and gate around them.
-    Ours are the norms, that of M from its authors' "Miras" (arXiv 2504.13173); heads, where the paper draws one memory;
-    depthwise convolutions; two layers; no persistent tokens; and this memory alone (LMM), not MAC, MAG or MAL.
+    The paper's are these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; from its authors'
+    "Miras" (arXiv 2504.13173) come norm and residual in M. Ours: values are normed, and y is not once more; heads,
+    where the paper draws one memory; two layers; depthwise convolutions; no persistent tokens; and the memory alone
+    (LMM), not MAC, MAG or MAL.
     """
 
     SEGMENT = 8  # chunks between the weights that are kept for the backward pass, which computes the rest anew
@@ -506,24 +495,30 @@ class Titans(nn.Module):
         self.gate_proj = Linear(c.n_embd, width)
         self.o_proj = Linear(width, c.n_embd, to_stream=True)
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)  # four taps of 1/2 keep their input's scale
-        # Keys of norm 1 reach silu with a standard deviation of 1. The norm undoes W2's scale, so that a small one only
-        # makes W2 learn faster than W1. Where both are fast, the weights are chaotic and training finds no direction.
+        # Keys of norm 1 reach silu with a standard deviation of 1. To the norm the scale of W2 is nothing, but a small
+        # W2 learns faster than W1: where both are fast, the weights are chaotic and their gradients explode.
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim))
         self.memory.data[1] *= c.init_std
-        # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long: so
-        # theta = 0.1 (1 - eta) / memory_chunk * sigmoid(.).
-        rates = [[0.1 / c.block_size], [0.5], [0.05]]  # alpha, eta and that sigmoid, at first
-        self.rate_bias = nn.Parameter(torch.tensor(rates).logit().repeat(1, c.n_head).flatten())
+        # At first 90% of the memory outlasts block_size. The first head learns at once, at half of the largest theta;
+        # the last, at 0.7% of it, leaves the initial memory as it is.
+        rates = torch.tensor([0.1 / c.block_size, 0.5, 0.5]).logit()[:, None].repeat(1, c.n_head)  # alpha, eta, theta
+        rates[2] = torch.linspace(0, -5, c.n_head)
+        self.rate_bias = nn.Parameter(rates.flatten())
 
-    def new_state(self, x):
+    def initial_state(self, x):
+        """What is kept of the tokens read so far: weights and momentum (2, B, H, 2, d, d), the weights at the start of
+        the current chunk, where gradients are taken, the convolution's last inputs, and the number of tokens."""
         memory = self.memory.to(torch.promote_types(x.dtype, torch.float32))
-        return MemoryState(memory[:, None].repeat(1, len(x), 1, 1, 1), x.new_zeros(len(x), 3, self.taps.size(1)))
+        start = memory[:, None].repeat(1, len(x), 1, 1, 1)
+        return dict(weights=torch.stack((start, torch.zeros_like(start)), dim=-3), start=start,
+                    inputs=x.new_zeros(len(x), 3, self.taps.size(1)), length=0)
 
     def forward(self, x, rotary=None, cache=None):
         """x: (B, T, C). Returns (B, T, C). Memory and rates are in float32 in any case."""
-        cache = {} if cache is None else cache
-        state = cache['state'] = cache.get('state') or self.new_state(x)
-        y = self.read(state, torch.cat((state.inputs, self.qkv_proj(x)), dim=1), x)
+        state = cache or self.initial_state(x)
+        y = self.read(state, torch.cat((state['inputs'], self.qkv_proj(x)), dim=1), x)
+        if cache is not None:
+            cache.update(state)
         return self.o_proj(y * self.gate_proj(x).sigmoid())
 
     def convolve(self, inputs):
@@ -533,35 +528,37 @@ class Titans(nn.Module):
 
     @torch.compiler.disable  # a loop over chunks takes minutes to compile, and its time is in matrix products anyway
     def read(self, state, inputs, x):
-        """Carry the state through x, segment by segment: the rest of a chunk, SEGMENT whole ones, or part of one."""
+        """Carry the state through x in segments: the rest of a chunk, up to SEGMENT whole ones, or part of one."""
         chunk, t, outputs = self.config.memory_chunk, 0, []
         while t < x.size(1):
-            n = min(chunk - state.length % chunk, x.size(1) - t)
+            n = min(chunk - state['length'] % chunk, x.size(1) - t)
             if n == chunk:
                 n *= min((x.size(1) - t) // chunk, self.SEGMENT)
-            y, state.weights = checkpoint(self.read_chunks, inputs[:, t:t + n + 3], x[:, t:t + n], state.weights,
-                                          state.start, use_reentrant=False, preserve_rng_state=False)
+            y, state['weights'] = checkpoint(
+                self.read_chunks, inputs[:, t:t + n + 3], x[:, t:t + n], state['weights'], state['start'],
+                use_reentrant=False, preserve_rng_state=False)
             outputs.append(y)
-            t, state.length = t + n, state.length + n
-            if state.length % chunk == 0:
-                state.start = state.weights[..., 0, :, :]
-        state.inputs = inputs[:, -3:]
+            t, state['length'] = t + n, state['length'] + n
+            if state['length'] % chunk == 0:
+                state['start'] = state['weights'][..., 0, :, :]
+        state['inputs'] = inputs[:, -3:]
         return torch.cat(outputs, dim=1)
 
     def read_chunks(self, inputs, x, weights, start):
-        """Read N chunks of C tokens, x (B, N * C, C') with the convolution's inputs. Returns y and the weights after.
+        """Read x (B, N * C, C'), N chunks of C tokens, and the convolution's inputs. Returns y and the weights after.
 
         Of a chunk that begins with weights W and momentum S, the weights after token t are linear in the gradients:
         W_t = keep_t W + m_t S - sum_{i <= t} A[t, i] G_i, with D[t, i] the product of 1 - alpha over i + 1..t, E[t, i]
         that of eta, A = D E diag(theta), keep_t and eta_t the products from the start through t, m = D eta.
         """
-        (B, T, _), H, C = x.size(), self.config.n_head, min(x.size(1), self.config.memory_chunk)
-        qkv = self.convolve(inputs).to(weights.dtype)
+        c, (B, T, _), C = self.config, x.size(), min(x.size(1), self.config.memory_chunk)
+        qkv = self.convolve(inputs).to(weights.dtype).view(B, T // C, C, 3, c.n_head, c.head_dim)
+        q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
         rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
-        q, k, v = qkv.view(B, T // C, C, 3, H, -1).permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
-        alpha, eta, theta = rates.view(B, T // C, C, 3, H).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
-        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v)
-        theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / self.config.memory_chunk
+        alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
+        q, k, root = F.normalize(q, dim=-1), F.normalize(k, dim=-1), math.sqrt(c.head_dim)
+        # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
+        theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
         D, E = products(log_keep), products(log_eta)  # (B, H, N, C, C)
         A = D @ E * theta.unsqueeze(-2)
@@ -569,19 +566,19 @@ class Titans(nn.Module):
         of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (B, H, N, C, 2): keep and m
         of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (B, H, N, 2, 2)
         steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (B, H, N, C, 2)
-        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, v, of_end, steps)
+        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, rms_norm(v) - root * k, of_end, steps)
 
         def multiply(x, WS, left, right):
-            """W_t x_t for every token, where the gradients are -left right'."""
-            both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d)
+            """W_t x_t of every token t."""
+            both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d): by weights and momentum
             return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
 
-        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a))
+        y = root * q + rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a))
         return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
 
     def learn(self, weights, start, *chunks):
-        """Carry the weights through the chunks. Returns, of each, those at its start and its gradients' factors, and
-        the weights at the end."""
+        """Carry the weights through the chunks. Returns, of each, the weights at its start and its gradients' factors,
+        and the weights at the end."""
         seen = []
         for k, v, of_end, steps in zip(*(t.unbind(2) for t in chunks)):
             W1, W2 = start
@@ -591,12 +588,12 @@ class Titans(nn.Module):
             x = a @ W2.mT
             r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
             y = r * x
-            e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # through the norm, as in RMSNorm
+            e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # as in RMSNorm.backward
             u = e @ W2 * (s + a * (1 - s))  # silu'(z)
             seen.append((weights, u, e, a))
-            left, right = torch.stack((u, e)), torch.stack((k, a))
-            left = (left.unsqueeze(-2) * steps.unsqueeze(-1)).flatten(-2)  # (2, B, H, C, 2 d)
-            weights = (of_end @ weights.flatten(-2)).view_as(weights) + (left.mT @ right).view_as(weights)
+            left, right = torch.stack((u, e)).unsqueeze(-2) * steps.unsqueeze(-1), torch.stack((k, a))
+            weights = ((of_end @ weights.flatten(-2)).view_as(weights)
+                       + (left.flatten(-2).mT @ right).view_as(weights))  # (2 d, C) by (C, d)
             start = weights[..., 0, :, :]
         return *(torch.stack(each, dim=dim) for each, dim in zip(zip(*seen), (3, 2, 2, 2))), weights
 
