@@ -327,6 +327,23 @@ def test_chunked_loss_is_cross_entropy(chunk, monkeypatch):
     torch.testing.assert_close(each.mean(), loss)
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_loss_in_half_precision_has_the_gradient_of_float32(dtype):
+    """Within the rounding of its entries, among which are tokens that are nearly certain and tokens of padding."""
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(50, 32).to(dtype), torch.randn(128, 32).to(dtype), torch.randint(97, (50,))
+    x[::3] = (0.5 * weight[targets[::3]]).clone()
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    F.cross_entropy((exact[0] @ exact[1].T)[:, :97], targets).backward()
+    x, weight = x.requires_grad_(), weight.float().requires_grad_()
+    model_file.cross_entropy(x, weight, targets, 97).backward()
+    assert x.grad.dtype == dtype and weight.grad.dtype == torch.float32
+    for rounded, gradient in zip((x, weight), exact):
+        error = (rounded.grad - gradient.grad).norm() / gradient.grad.norm()
+        assert error < 2 * torch.finfo(dtype).eps, error
+    assert not weight.grad[97:].any()
+
+
 def test_grouped_query_heads_equal_full_attention_with_heads_repeated():
     grouped, full = tiny(n_kv_head=2), tiny(param_budget=0)
     state = grouped.state_dict()
