@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail, show
-from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, shape_of
+from model import GPT, GPTConfig, budget, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
@@ -340,7 +340,9 @@ def evaluate(data):
         for batch in batches[round_:][rank:rank + 1]:
             idx, targets = read_windows(data, *batch)
             whole = idx.shape == (batch_size, block_size)  # for any other shape the model would be compiled anew
-            losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1].cpu().double().numpy()
+            with prefer_cudnn(device):
+                losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
+            losses = losses.cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
             nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
             n_bytes += bytes_of.sum()
@@ -507,7 +509,8 @@ while not eval_only:
     for i, (idx, targets) in enumerate(batches):
         if ddp:
             model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
-        micro_loss = model(idx, targets)[1] / micro_steps
+        with prefer_cudnn(device):
+            micro_loss = model(idx, targets)[1] / micro_steps
         micro_loss.backward()
         loss = loss + micro_loss.detach()
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
@@ -491,6 +492,19 @@ def test_compiles_and_equals_eager(change, dynamic):
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize('capability, first', [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_cudnn_is_preferred_on_hopper_alone(monkeypatch, capability, first):
+    order = torch._C._get_sdp_priority_order
+    before, model, idx = order(), tiny(n_layer=1), tokens(2, 32)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with model_file.prefer_cudnn('cuda'):
+        assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == first and sorted(order()) == sorted(before)
+        torch.testing.assert_close(compiled(idx)[0], model(idx)[0])
+    assert order() == before
 
 
 def test_shape_of_a_checkpoint_is_valid_again():
