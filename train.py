@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail, show
-from model import GPT, GPTConfig, budget, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
+from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
@@ -292,7 +292,11 @@ if checkpoint:
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
     fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
-single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
+single_model = raw_model
+if device_type == 'cuda' if compile == 'auto' else compile:
+    shapes = set(map(tuple, ffn_widths(model_config)))  # with Titans, compiled one by one, to train and to evaluate
+    torch._dynamo.config.cache_size_limit += 2 * len(shapes)  # beyond which it would give up compiling
+    single_model = torch.compile(raw_model)
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters

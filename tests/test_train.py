@@ -73,6 +73,16 @@ def test_names_of_a_compiled_model_are_plain(train, monkeypatch):
     assert set(load('compiled')['model']) == set(load()['model'])
 
 
+def test_every_shape_of_a_tapered_model_is_compiled(train, monkeypatch):
+    """Titans' blocks are compiled one by one, of which torch by itself allows 8."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda model: compile(model, backend='eager'))
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(cache_size_limit=8, fail_on_cache_limit_hit=True):
+        train('--compile=true', '--mixer=titans', '--memory_chunk=8', '--ffn=tapered', '--ffn_multiple=1', '--n_layer=9',
+              '--max_iters=1', '--block_size=8')
+
+
 def test_learning_rate_warms_up_and_follows_a_cosine(train):
     train('--learning_rate=0.01', '--min_lr=0.001', '--warmup_iters=4', '--lr_decay_iters=12', '--max_iters=14')
     lr = [line['lr'] for line in metrics() if 'lr' in line]
