@@ -603,7 +603,8 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        square = x.float().square() if x.dtype == torch.float16 else x.square()  # there that of 256 is infinite
+        mean = square.mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
         r = torch.rsqrt(mean + 1e-6).to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
@@ -773,9 +774,9 @@ def resolve_device(device='auto', dtype='auto'):
         else:
             instructions = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # no public names for these yet
             fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in instructions)
-        dtype = 'bfloat16' if fast else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f'dtype={dtype}: must be auto, float32 or bfloat16')
+        dtype = 'bfloat16' if fast else 'float16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError(f'dtype={dtype}: must be auto, float32, bfloat16 or float16')
     return device, getattr(torch, dtype)
 
 

@@ -44,7 +44,7 @@ probe = False  # instead of sampling, measure the alignment of each FFN with the
 probe_tokens = 65536  # validation tokens of the probe, the first ones, or all if there are fewer
 dataset = ''  # data set of the probe; empty: that of the run
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
-dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
+dtype = 'auto'  # bfloat16 where the device is fast in it, else float16 on a GPU, else float32
 
 configure(globals(), files_of=('train.py', GPTConfig))
 for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):

@@ -78,7 +78,7 @@ lr_decay_iters = 0  # step at which the learning rate has fallen to min_lr, alon
 min_lr = 3e-4  # learning rate from lr_decay_iters on
 # the machine
 device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
-dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast, else float16 on a GPU, else float32
 compile = 'auto'  # torch.compile: true, false, or auto: on a GPU
 
 config = configure(globals(), GPTConfig)
@@ -278,6 +278,7 @@ if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
 slow_parameters = list(raw_model.slow_parameters())
 ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
@@ -285,6 +286,8 @@ if checkpoint:
     try:
         raw_model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
+        if checkpoint.get('scaler'):
+            scaler.load_state_dict(checkpoint['scaler'])
     except (RuntimeError, ValueError) as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
@@ -319,7 +322,8 @@ def update_weights():
     seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
     for name, parameter, _ in slow_parameters:
         parameter.copy_(ahead.pop(name, parameter))
-    optimizer.step()
+    scaler.step(optimizer)  # in float16, changes nothing if a gradient is infinite
+    scaler.update()
     for name, parameter, period in slow_parameters:
         if (step + 1) % period:
             ahead[name] = parameter.clone()
@@ -382,6 +386,7 @@ def save(name):
     try:
         with open(temporary, 'wb') as file:
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
+                        'scaler': scaler.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
                         **({'ahead': ahead} if ahead else {})}, file)
@@ -515,22 +520,24 @@ while not eval_only:
             model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
         with prefer_cudnn(device):
             micro_loss = model(idx, targets)[1] / micro_steps
-        micro_loss.backward()
+        scaler.scale(micro_loss).backward()
         loss = loss + micro_loss.detach()
+    scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
     loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
     loss, stopping = sum_over_processes(loss / world_size, stop_requested)
-    if not math.isfinite(loss + grad_norm):
-        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
-             'the checkpoint is as it was')
+    if not math.isfinite(loss) or not math.isfinite(grad_norm) and scaler.get_scale() <= 1:  # as it is without one
+        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
+             f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
     update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
         speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
         clock, clock_step = time.perf_counter(), step + 1
-        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr, 'grad_norm': grad_norm,
+        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
+                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
                    'tokens_per_second': speed}
         if peak_flops:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)

@@ -43,6 +43,11 @@ def test_norm_has_the_gradient_of_its_values():
     torch.testing.assert_close(model_file.rms_norm(x), F.rms_norm(x, (8,), eps=1e-6))
 
 
+def test_norm_does_not_overflow_in_float16():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 2000
+    torch.testing.assert_close(model_file.rms_norm(x.half()), F.rms_norm(x, (64,)).half(), atol=2e-3, rtol=2e-3)
+
+
 # budgets and widths
 
 
@@ -259,6 +264,13 @@ def test_titans_generate_past_block_size():
             expected = torch.cat((expected, model(expected)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
         assert torch.equal(model.generate(expected[:, :length], n, temperature=0.0), expected)
     assert len(expected.unique()) > 10
+
+
+@pytest.mark.parametrize('fast, dtype', [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_computes_in_half_precision(monkeypatch, fast, dtype):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation: fast)
+    assert model_file.resolve_device() == ('cuda', dtype)
 
 
 def test_generation_stops_and_leaves_the_model_as_it_was():
