@@ -783,7 +783,7 @@ def resolve_device(device='auto', dtype='auto'):
 def prefer_cudnn(device):
     """A context in which attention on Hopper is cuDNN's, reported to be 1.7 to 2.3 times as fast there as the default.
     On other GPUs it is not, and in generation it would plan anew for every length. The context goes around a compiled
-    model, as it cannot be compiled itself before torch 2.8."""
+    model: inside of one, torch 2.6 ignores it."""
     if torch.device(device).type != 'cuda' or torch.cuda.get_device_capability(device)[0] != 9:
         return contextlib.nullcontext()
     kernels = 'CUDNN_ATTENTION', 'FLASH_ATTENTION', 'EFFICIENT_ATTENTION', 'MATH'

@@ -285,6 +285,8 @@ try:
     device, compute_dtype = resolve_device(device, 'float32' if probe else dtype)
 except ValueError as error:
     fail(str(error))
+if torch.device(device).type == 'cuda':
+    torch.set_float32_matmul_precision('high')  # TF32, as in training
 torch.manual_seed(seed)
 model, tokenizer, trained_on, step = load(path)
 try:

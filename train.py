@@ -305,6 +305,7 @@ if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in parameters else 'broadcast_buffers'  # of old
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
+                                    bucket_cap_mb=100,  # compiled, a bucket is a graph: with 25, 1.3B are 120 of them
                                     gradient_as_bucket_view=True, **{sync_buffers: False})
 
 
@@ -469,7 +470,7 @@ PEAK_FLOPS = {'GB200': 2500e12, 'B200': 2250e12, 'H200 NVL': 835e12, 'H200': 989
               'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'RTX 4090': 165e12,
               'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these that is in its name
 gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
-peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and dtype != 'float32'), None)
+peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and compute_dtype != torch.float32), None)
 counts = budget(model_config)
 tokens_per_step = gradient_accumulation_steps * batch_size * block_size
 say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} mixer, {counts["ffn"]:,} FFN, '
