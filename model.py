@@ -22,6 +22,7 @@ understand it: other token mixers, what is written out for speed, what a shape c
 building anything.
 """
 
+import contextlib
 import copy
 import ctypes
 import json
@@ -35,6 +36,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -630,7 +632,8 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        square = x.float().square() if x.dtype == torch.float16 else x.square()  # there that of 256 is infinite
+        mean = square.mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
         r = torch.rsqrt(mean + 1e-6).to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
@@ -644,7 +647,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 rms_norm = RMSNorm.apply
-LOSS_CHUNK = 1024  # tokens
+LOSS_CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -662,11 +665,11 @@ class CrossEntropy(torch.autograd.Function):
             logits = x_ @ w.T
             logits[:, vocab_size:] = -torch.inf
             log_p = logits.log_softmax(-1, dtype=torch.float32)
-            rows = torch.arange(len(x_), device=x.device)
-            loss = loss - log_p[rows, targets_].sum()
-            dlogits = log_p.exp_()
-            dlogits[rows, targets_] -= 1  # softmax(logits) - onehot(targets)
-            dlogits = dlogits.to(x.dtype)
+            log_p_targets = log_p.gather(1, targets_[:, None])
+            loss = loss - log_p_targets.sum()
+            # softmax(logits) - onehot(targets), rounded first: so it is one pass compiled, and the targets' entries.
+            dlogits = log_p.exp_().to(x.dtype)
+            dlogits.scatter_(1, targets_[:, None], (log_p_targets.exp() - 1).to(x.dtype))
             dx.append(dlogits @ w)
             dw_ = (dlogits.T @ x_).to(weight.dtype)
             dw = dw_ if dw is None else dw.add_(dw_)
@@ -700,7 +703,8 @@ def budget(config):
     """Parameters by component, and training FLOPs per token, as a dict of ints.
 
     FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and what a
-    token mixer says of its own.
+    token mixer says of its own. Of attention's square that is the half below the diagonal: nanoGPT counts all, so that
+    its mfu is 1.2 times ours for standard_113m.
     """
     c, widths, mixer = config, ffn_widths(config), MIXERS[config.mixer]
     ffn, head = 3 * c.n_embd * sum(map(sum, widths)), padded_vocab(c) * c.n_embd
@@ -711,6 +715,24 @@ def budget(config):
     return {'mixer': mixer_params(c), 'ffn': ffn, 'gains': gains, 'non_embedding': non_embedding,
             'embedding': embedding, 'total': non_embedding + embedding,
             'flops_per_token': c.n_layer * mixer.flops(c) + 6 * (ffn + head)}
+
+
+def training_memory(config, batch_size):
+    """Bytes of weights, gradients and AdamW's moments, 16 for each parameter, and an estimate of those of activations:
+    what a compiled micro-step of batch_size sequences in bfloat16 or float16 keeps for its backward pass.
+
+    Of every token that is, 2 bytes each: on the far side of each matrix its width, parameters / n_embd; what the mixers
+    and MLPs read, n_embd each, and with olmo2 what they put out as well; what attention puts out, and where queries and
+    keys are normed, these; and twice n_embd at the end. Besides, the layers' matrices in 2 bytes, and the gradient of
+    the head. At its peak the loss takes 1 GiB more. Not counted is what Titans keep of their memories' weights.
+    """
+    c, counts, head = config, budget(config), padded_vocab(config) * config.n_embd
+    matrices, width = counts['mixer'] + counts['ffn'], c.n_head * c.head_dim
+    olmo2, normed = c.norm == 'olmo2', c.qk_norm or c.norm == 'olmo2'
+    reads = c.n_embd * (1 + len(ffn_widths(c)[0])) * (2 if olmo2 else 1)
+    attention = width + (width + c.n_kv_head * c.head_dim if normed else 0)
+    channels = matrices / c.n_embd + c.n_layer * (reads + attention) + 2 * c.n_embd
+    return 16 * counts['total'], round(2 * batch_size * c.block_size * channels + 2 * matrices + 4 * head)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -800,10 +822,20 @@ def resolve_device(device='auto', dtype='auto'):
         else:
             instructions = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # no public names for these yet
             fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in instructions)
-        dtype = 'bfloat16' if fast else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f'dtype={dtype}: must be auto, float32 or bfloat16')
+        dtype = 'bfloat16' if fast else 'float16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError(f'dtype={dtype}: must be auto, float32, bfloat16 or float16')
     return device, getattr(torch, dtype)
+
+
+def prefer_cudnn(device):
+    """A context in which attention on Hopper is cuDNN's, reported to be 1.7 to 2.3 times as fast there as the default.
+    On other GPUs it is not, and in generation it would plan anew for every length. The context goes around a compiled
+    model: inside of one, torch 2.6 ignores it."""
+    if torch.device(device).type != 'cuda' or torch.cuda.get_device_capability(device)[0] != 9:
+        return contextlib.nullcontext()
+    kernels = 'CUDNN_ATTENTION', 'FLASH_ATTENTION', 'EFFICIENT_ATTENTION', 'MATH'
+    return sdpa_kernel([getattr(SDPBackend, kernel) for kernel in kernels], set_priority=True)
 
 
 def keep_freed_memory():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
@@ -40,6 +41,11 @@ def test_norm_has_the_gradient_of_its_values():
     x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert torch.autograd.gradcheck(model_file.rms_norm, (x,))
     torch.testing.assert_close(model_file.rms_norm(x), F.rms_norm(x, (8,), eps=1e-6))
+
+
+def test_norm_does_not_overflow_in_float16():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 2000
+    torch.testing.assert_close(model_file.rms_norm(x.half()), F.rms_norm(x, (64,)).half(), atol=2e-3, rtol=2e-3)
 
 
 # budgets and widths
@@ -262,6 +268,13 @@ def test_titans_generate_past_block_size():
     assert len(expected.unique()) > 10
 
 
+@pytest.mark.parametrize('fast, dtype', [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_computes_in_half_precision(monkeypatch, fast, dtype):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation: fast)
+    assert model_file.resolve_device() == ('cuda', dtype)
+
+
 def test_generation_stops_and_leaves_the_model_as_it_was():
     model, prompt = tiny().train(), tokens(2, 5)
     free = model.generate(prompt, 20, temperature=0.0)
@@ -327,6 +340,23 @@ def test_chunked_loss_is_cross_entropy(chunk, monkeypatch):
     each = model(idx, targets, reduction='none')[1]
     assert each.shape == targets.shape
     torch.testing.assert_close(each.mean(), loss)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_loss_in_half_precision_has_the_gradient_of_float32(dtype):
+    """Within the rounding of its entries, among which are tokens that are nearly certain and tokens of padding."""
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(50, 32).to(dtype), torch.randn(128, 32).to(dtype), torch.randint(97, (50,))
+    x[::3] = (0.5 * weight[targets[::3]]).clone()
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    F.cross_entropy((exact[0] @ exact[1].T)[:, :97], targets).backward()
+    x, weight = x.requires_grad_(), weight.float().requires_grad_()
+    model_file.cross_entropy(x, weight, targets, 97).backward()
+    assert x.grad.dtype == dtype and weight.grad.dtype == torch.float32
+    for rounded, gradient in zip((x, weight), exact):
+        error = (rounded.grad - gradient.grad).norm() / gradient.grad.norm()
+        assert error < 2 * torch.finfo(dtype).eps, error
+    assert not weight.grad[97:].any()
 
 
 def test_grouped_query_heads_equal_full_attention_with_heads_repeated():
@@ -526,6 +556,19 @@ def test_compiles_and_equals_eager(change, dynamic):
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize('capability, first', [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_cudnn_is_preferred_on_hopper_alone(monkeypatch, capability, first):
+    order = torch._C._get_sdp_priority_order
+    before, model, idx = order(), tiny(n_layer=1), tokens(2, 32)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with model_file.prefer_cudnn('cuda'):
+        assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == first and sorted(order()) == sorted(before)
+        torch.testing.assert_close(compiled(idx)[0], model(idx)[0])
+    assert order() == before
 
 
 def test_shape_of_a_checkpoint_is_valid_again():
