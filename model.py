@@ -63,7 +63,9 @@ class GPTConfig:
     taper: str = 'cosine'  # cosine, linear, sigmoid or step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # width of the last layer over the mean
+    norm_eps: float = 1e-6  # what RMSNorm adds to the mean square
     rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
+    rope_scaling: str = ''  # Llama 3's for longer contexts: '8,1,4,8192', the numbers of rotary_table; empty: none
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0  # of attention, and of all that is added to the stream
@@ -160,20 +162,28 @@ class Linear(nn.Linear):
 
 
 class Norm(nn.Module):
-    """RMSNorm, x / sqrt(mean(x^2) + 1e-6) over the last dimension, with a gain for each of its channels or without."""
+    """RMSNorm, x / sqrt(mean(x^2) + norm_eps) over the last dimension, with a gain for each of its channels or none."""
 
-    def __init__(self, width, gain=False):
+    def __init__(self, config, width, gain=False):
         super().__init__()
+        self.eps = config.norm_eps
         self.gain = nn.Parameter(torch.ones(width)) if gain else None
 
     def forward(self, x):
-        y = rms_norm(x)
+        y = rms_norm(x, self.eps)
         return y if self.gain is None else y * self.gain.to(x.dtype)
 
 
 def rotary_table(config):
-    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2)."""
+    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2).
+
+    With rope_scaling = 'factor,low,high,context', a wave that goes less than low times into the context of before is
+    stretched by the factor, one that goes more than high times is as it was, and between them it is mixed (Llama 3)."""
     frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    if config.rope_scaling:
+        factor, low, high, context = map(float, config.rope_scaling.split(','))
+        kept = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     angles = torch.outer(torch.arange(config.block_size).float(), frequencies)
     return angles.cos(), angles.sin()
 
@@ -211,8 +221,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, to_stream=True)
-        self.q_norm = Norm(c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
-        self.k_norm = Norm(c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.q_norm = Norm(c, c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.k_norm = Norm(c, c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
 
     def forward(self, x, rotary, cache=None):
         """x: (B, T, C); rotary: cos and sin of the T positions. Returns (B, T, C)."""
@@ -224,7 +234,7 @@ class Attention(nn.Module):
         q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
         q, k, v = (y.view(B, T, -1, c.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
         if c.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
+            q, k = rms_norm(q, c.norm_eps), rms_norm(k, c.norm_eps)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         if cache is not None:
             k, v = self.append(cache, k, v)
@@ -264,7 +274,7 @@ class FFN(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
-        self.norms = nn.ModuleList(Norm(config.n_embd, gain=self.olmo2) for _ in widths)
+        self.norms = nn.ModuleList(Norm(config, config.n_embd, gain=self.olmo2) for _ in widths)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -280,7 +290,7 @@ class Block(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mixer = MIXERS[config.mixer](config)
-        self.norm = Norm(config.n_embd, gain=self.olmo2)
+        self.norm = Norm(config, config.n_embd, gain=self.olmo2)
         self.dropout = nn.Dropout(config.dropout)
         self.ffn = FFN(config, widths)
 
@@ -303,7 +313,7 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype
         self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
         self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
-        self.norm = Norm(config.n_embd, gain=config.norm == 'olmo2')
+        self.norm = Norm(config, config.n_embd, gain=config.norm == 'olmo2')
         self.head = Linear(config.n_embd, padded_vocab(config))
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -525,7 +535,7 @@ class Titans(nn.Module):
         parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
         parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
         y = torch.cat([self.read(state, *part) for part in parts], dim=2)
-        y = rms_norm(y.transpose(1, 2)).reshape(B, T, -1).to(x.dtype)
+        y = rms_norm(y.transpose(1, 2), self.config.norm_eps).reshape(B, T, -1).to(x.dtype)
         return self.o_proj(y * self.gate_proj(x).sigmoid())
 
     def read(self, state, q, k, v, log_keep, log_eta, theta):
@@ -592,7 +602,7 @@ def linear(x, weight):
 
 
 class RMSNorm(torch.autograd.Function):
-    """F.rms_norm(x, x.shape[-1:], eps=1e-6): y = r x with r = 1 / sqrt(mean(x^2) + 1e-6).
+    """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps).
 
     A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
     what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
@@ -600,9 +610,9 @@ class RMSNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, eps):
         mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
+        r = torch.rsqrt(mean + eps).to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -611,7 +621,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
-        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
 rms_norm = RMSNorm.apply
