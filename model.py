@@ -420,6 +420,7 @@ def sample(logits, temperature, top_k, top_p):
     """Draw a token (B, 1) from logits (B, vocab_size)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
+    temperature = max(temperature, 1e-30)  # of smaller ones float32 would make a division by 0
     p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)

@@ -43,7 +43,7 @@ from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, sha
 
 # the run
 out_dir = 'out'  # folder of checkpoints and metrics.jsonl
-init_from = 'scratch'  # scratch, resume (from out_dir's checkpoint), or auto (resume where there is a checkpoint)
+init_from = 'scratch'  # scratch, resume (from ckpt.pt), auto (resume where there is one), best (with eval_only)
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
@@ -94,7 +94,7 @@ LIMITS = [  # settings, the least and the first too large value
     (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
     (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
     (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
-CHOICES = {'init_from': ('scratch', 'resume', 'auto'), 'compile': ('auto', True, False)}
+CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best'), 'compile': ('auto', True, False)}
 
 
 def check_settings(config):
@@ -104,16 +104,19 @@ def check_settings(config):
                 fail(f'{name}={config[name]}: must be at least {least} and below {end}')
     for name, values in CHOICES.items():
         if config[name] not in values:
-            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values))}'.lower())
+            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
+    if init_from == 'best' and not eval_only:
+        fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
 
 
 def find_checkpoint():
     """(its path, the checkpoint) in out_dir, or (None, None)."""
-    found = [path for path in (Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')) if path.exists()]
+    names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
+    found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
     if found and init_from == 'scratch':
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
-    if not found and init_from == 'resume':
-        fail(f'{out_dir}/ckpt.pt: no checkpoint to resume from')
+    if not found and init_from in ('resume', 'best'):
+        fail(f'{out_dir}/{names[0]}: no such checkpoint')
     if not found:
         return None, None
     try:
@@ -144,8 +147,12 @@ def say(text):
             show(text)
 
 
-rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
-                                (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))  # as torchrun has set them
+ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
+try:
+    rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
+                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+except (KeyError, ValueError) as error:
+    fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
 check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
@@ -158,7 +165,6 @@ globals().update(config)  # each setting is a variable of this script
 # ----------------------------------------------------------------------------------------------------------------------
 # The processes: one, or those of torchrun. One that fails says so in a line and leaves, and torchrun ends the others.
 
-ddp = 'WORLD_SIZE' in os.environ
 if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')
@@ -292,7 +298,10 @@ if checkpoint:
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
     fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
-single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
+compiled = device_type == 'cuda' if compile == 'auto' else compile
+if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
+    fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
+single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters

@@ -280,7 +280,7 @@ def test_nothing_trained_is_overwritten_unasked(train):
     Path('out/ckpt.pt').rename('out/kept.pt')
     with pytest.raises(SystemExit, match='out/ckpt_best.pt is there already'):
         train('--max_iters=1')
-    with pytest.raises(SystemExit, match='elsewhere/ckpt.pt: no checkpoint to resume from'):
+    with pytest.raises(SystemExit, match='elsewhere/ckpt.pt: no such checkpoint'):
         train('--init_from=resume', '--out_dir=elsewhere')
     assert not Path('elsewhere').exists()
 
@@ -309,6 +309,59 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
     torch.save({**torch.load('out/ckpt_best.pt'), 'model': {}}, 'out/ckpt.pt')
     with pytest.raises(SystemExit, match='out/ckpt.pt does not fit model.py as it is now'):
         train('--init_from=resume')
+
+
+def test_stopped_within_an_evaluation(train, single_thread, monkeypatch):
+    """After at most two batches, without a result, which the resumed run then has."""
+    train('--out_dir=whole')
+    calls, forward = [], GPT.forward
+
+    def stop_at_the_second_batch(model, idx, targets=None, reduction='mean'):
+        calls.append(reduction)
+        if calls.count('none') == 8 + 2:  # of the second evaluation, where a whole one has four
+            signal.raise_signal(signal.SIGTERM)
+        return forward(model, idx, targets, reduction)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, 'forward', stop_at_the_second_batch)
+        train()
+    assert calls[-1] == 'none' and calls.count('none') <= 8 + 3
+    assert load()['iter_num'] == 8 and [line['step'] for line in metrics() if 'val_loss' in line] == [0, 4]
+    train('--init_from=resume')
+    assert same_weights(load(), load('whole')) and same_metrics(metrics(), metrics('whole'))
+
+
+def test_two_runs_cannot_share_a_folder(train):
+    train('--max_iters=1')
+    with open('out/lock', 'w') as file:
+        fcntl = pytest.importorskip('fcntl')
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = metrics()
+        with pytest.raises(SystemExit, match='out is in use by another run'):
+            train('--init_from=resume', '--max_iters=3')
+        assert metrics() == before
+    train('--init_from=resume', '--max_iters=3')
+
+
+def test_a_setting_that_a_checkpoint_does_not_know_is_named(train, capsys):
+    train('--max_iters=1')
+    older = load()
+    del older['config']['init_scaled']
+    torch.save(older, 'out/ckpt.pt')
+    with pytest.raises(SystemExit, match='init_scaled was True and is False'):
+        train('--init_from=resume', '--init_scaled=false')
+    train('--init_from=resume', '--max_iters=2')
+    assert 'the checkpoint does not know init_scaled: taken' in capsys.readouterr().out
+    assert load()['config']['init_scaled'] is True
+
+
+def test_the_best_checkpoint_can_be_evaluated(train, capsys):
+    train('--max_iters=4')
+    torch.save({**load(), 'iter_num': 3}, 'out/ckpt_best.pt')
+    train('--init_from=best', '--eval_only=true')
+    assert 'step 3: data/tiny val loss' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match='init_from=best is for eval_only'):
+        train('--init_from=best')
 
 
 # every architecture
@@ -447,6 +500,24 @@ def test_a_wrong_setting_is_one_line(train, args, message):
         train(*args)
     assert message in str(error.value) and '\n' not in str(error.value)
     assert not Path('out').exists()
+
+
+def test_a_disk_without_room_is_named_before_the_first_step(train, monkeypatch):
+    monkeypatch.setattr('shutil.disk_usage', lambda path: type('usage', (), {'free': 1000}))
+    with pytest.raises(SystemExit, match='out cannot be written: its disk is too full; 3 checkpoints take 0.001 GB'):
+        train()
+
+
+def test_an_odd_environment_is_one_line(train, monkeypatch):
+    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it with 'RANK'"),
+                               ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not')):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match=message):
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            train()
+    monkeypatch.setattr('shutil.which', lambda name: None)
+    with pytest.raises(SystemExit, match='compile=true needs a C'):
+        train('--compile=true')
 
 
 def test_loss_that_is_not_finite(train):
