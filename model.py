@@ -25,10 +25,11 @@ building anything.
 import copy
 import ctypes
 import json
+import logging
 import math
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -332,6 +333,21 @@ class GPT(nn.Module):
                 scaled = self.config.init_scaled and module in writes
                 nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
 
+    @classmethod
+    @torch.no_grad()
+    def from_pretrained(cls, name, compute_dtype=torch.float32, **changes):
+        """A Llama or OLMo-2 in the format of Hugging Face, from a folder or by its name there. changes are other values
+        of fields of its GPTConfig: block_size, up to what it was trained with, and dropout. Raises ValueError, with
+        what is wrong, if there is no such model, or memory for it, or if it has what GPT has not."""
+        config, weights = read_pretrained(name, changes)
+        model = cls(config, compute_dtype)
+        for here, weight in model.state_dict().items():
+            there, gain = names_there(here)
+            weight[:len(weights[there])] = weights[there]  # the padding of the vocabulary stays random
+            if gain and config.norm == 'pre':
+                weight *= weights[gain].float()
+        return model
+
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
         (None, loss): the mean cross-entropy in nats, or that of each token, (B, T), with reduction='none'."""
@@ -591,6 +607,77 @@ MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Pretrained models: Llama and OLMo-2, as transformers reads them. Llama's norms have gains: they go into the columns of
+# the matrices after them, those of the last norm into the head, which so becomes a matrix of its own.
+
+NAMES_THERE = {  # of weights, as regular expressions that are applied one after the other
+    r'\.norm\.': '.post_attention_layernorm.', 'ffn.norms.0': 'post_feedforward_layernorm', 'ffn.mlps.0': 'mlp',
+    'mixer': 'self_attn', '^blocks': 'model.layers', '^norm': 'model.norm', '^embedding': 'model.embed_tokens',
+    '^head': 'lm_head', 'gain$': 'weight'}
+LLAMA_NORMS = {'self_attn.[qkv]_proj': 'input_layernorm', 'mlp.(gate|up)_proj': 'post_attention_layernorm',
+               'lm_head': 'model.norm'}  # by the matrices after them
+ALL_THERE_IS = {  # settings of a model there and the values, the default first, that GPT has an equal of
+    'sliding_window': [None], 'num_local_experts': [None], 'num_experts': [None], 'quantization_config': [None],
+    'attention_bias': [False], 'mlp_bias': [False], 'hidden_act': ['silu'], 'partial_rotary_factor': [1.0],
+    'rope_type': ['default', 'llama3'], 'architectures': [['LlamaForCausalLM'], ['Olmo2ForCausalLM']]}
+
+
+def names_there(name):
+    """The names there of a weight, and of the gain that goes into it in Llama, if there is one."""
+    for here, there in NAMES_THERE.items():
+        name = re.sub(here, there, name)
+    return name, next((re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)),
+                      None)
+
+
+def pretrained_shape(c):
+    """The GPTConfig of a config of transformers. Raises ValueError, with the setting, if it has what GPT has not."""
+    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}  # in transformers 5, and 4
+    there = {**c.to_dict(), **rope}
+    for name, values in ALL_THERE_IS.items():
+        if there.get(name, values[0]) not in values:
+            raise ValueError(f'{name}={there[name]!r}: must be {" or ".join(map(repr, values))}')
+    olmo2, scaling = c.architectures == ['Olmo2ForCausalLM'], ''
+    if there.get('rope_type') == 'llama3':
+        names = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
+        scaling = ','.join(str(there[name]) for name in names)
+    return GPTConfig(
+        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
+        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, head_dim=there.get('head_dim') or 0,
+        n_embd=c.hidden_size, norm='olmo2' if olmo2 else 'pre', norm_eps=c.rms_norm_eps,
+        rope_theta=float(there['rope_theta']), rope_scaling=scaling, ffn_width=c.intermediate_size, ffn_multiple=1,
+        tie_embeddings=olmo2 and c.tie_word_embeddings)
+
+
+def read_pretrained(name, changes):
+    """The GPTConfig of a pretrained model, with changes, and its weights by their names there."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f'hf:{name} needs the package transformers: pip install transformers') from error
+    transformers.utils.logging.disable_progress_bar()  # of reading; that of a download stays
+    for library in ('transformers', 'huggingface_hub'):  # what matters of their warnings is among the errors here
+        logging.getLogger(library).setLevel(logging.ERROR)
+    try:
+        there = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = pretrained_shape(there)
+        if changes.get('block_size', 0) > config.block_size:
+            raise ValueError(f'block_size={changes["block_size"]}: it was trained with at most {config.block_size}')
+        need, free = budget(config)['total'] * (4 + (there.dtype or torch.float32).itemsize), free_memory()
+        if need > free:
+            raise ValueError(f'reading it takes {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free')
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=there, dtype='auto', output_loading_info=True, trust_remote_code=False)
+        for what in ('missing_keys', 'unexpected_keys'):
+            if found[what]:
+                raise ValueError(f'its file of weights has {what.replace("_", " ")}: {", ".join(sorted(found[what]))}')
+    except Exception as error:
+        tried = 'no such folder, and of the hub: ' * (isinstance(error, OSError) and not Path(name).is_dir())
+        raise ValueError(f'hf:{name}: {tried}{(str(error) or repr(error)).splitlines()[0]}') from error
+    return replace(config, **changes), model.state_dict()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What is written out for speed
 
 
@@ -717,7 +804,10 @@ def check_shape(config):
         require(getattr(c, name) >= 0, name, 'must not be negative')
     for name, names in (('mixer', MIXERS), ('norm', NORMS), ('ffn', FFNS), ('taper', TAPERS)):
         require(getattr(c, name) in names, name, f'must be one of {", ".join(names)}')
+    require(0 < c.norm_eps < math.inf, 'norm_eps', 'must be positive')
     require(c.rope_theta > 0, 'rope_theta', 'must be positive')
+    require(not c.rope_scaling or re.fullmatch(r'\d+(\.\d+)?(,\d+(\.\d+)?){3}', c.rope_scaling), 'rope_scaling',
+            "must be four numbers, like '8,1,4,8192'")
     require(0 < c.init_std < math.inf, 'init_std', 'must be positive')
     require(0 <= c.dropout < 1, 'dropout', 'must be at least 0 and below 1')
 
@@ -795,6 +885,14 @@ def keep_freed_memory():
     if mallopt:
         mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+
+
+def free_memory():
+    """Bytes that a process can still have; without end where the system does not say."""
+    try:
+        return 1024 * int(re.search(r'MemAvailable: *(\d+)', Path('/proc/meminfo').read_text())[1])
+    except OSError:
+        return math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------------------
