@@ -19,7 +19,6 @@ import http.client
 import io
 import json
 import os
-import random
 import re
 import shutil
 import tempfile
@@ -217,37 +216,44 @@ def find_inputs(pattern):
     return sorted((path.relative_to(shared).as_posix(), path) for path in paths)
 
 
-def read(inputs, field, limit, codec):
-    """Yield the documents of files, as bytes that the codec can decode: each line of .jsonl, or else each file."""
-    for _, path in inputs:
-        position, jsonl = 0, path.name.lower().endswith(('.jsonl', '.jsonl.gz'))  # in lines of .jsonl, or else in bytes
+def read(inputs, field, codec):
+    """Yield the documents of files, each line of .jsonl or else each file, as bytes that the codec can decode.
+
+    They come as (place, offset, document): where a document of over DOCUMENT_BYTES goes on, its offset is not 0.
+    """
+    for name, path in inputs:
+        line, offset, jsonl = 0, 0, path.name.lower().endswith(('.jsonl', '.jsonl.gz'))
         try:
             with gzip.open(path) if path.suffix.lower() == '.gz' else open(path, 'rb') as file:
                 for stream in file if jsonl else [file]:
+                    line, offset, place = line + 1, 0, name
                     if jsonl:
-                        position += 1
                         text = json.loads(stream.decode('utf-8-sig'))[field] if stream.strip() else ''
-                        stream = io.BytesIO(text.encode())
-                    for document in cut(stream, limit):
+                        stream, place = io.BytesIO(text.encode()), f'{name}, line {line}'
+                    for document in cut(stream):
                         document.decode(codec)
-                        yield document
-                        position += 0 if jsonl else len(document)
+                        yield place, offset, document
+                        offset += len(document)
         except Exception as error:  # whatever it is, say where
             if isinstance(error, UnicodeDecodeError) and not jsonl:
-                position += error.start
-            where = f'line {position}, field {field!r}' if jsonl else f'byte {position}'
+                offset += error.start
+            where = f'line {line}, field {field!r}' if jsonl else f'byte {offset}'
             fail(f'{path}, {where}: {type(error).__name__}: {error}')
 
 
-def cut(stream, limit):
-    """Yield a stream in parts of at most limit bytes: cut at a newline or, if none is near, between two characters."""
+def cut(stream):
+    """Yield a stream in parts of at most DOCUMENT_BYTES."""
     data = b''
-    while data := data + stream.read(limit + 1 - len(data)):
-        end = len(data)
-        if end > limit:
-            end = data.rfind(b'\n', limit // 2, limit) + 1 or codecs.utf_8_decode(data[:limit], 'replace')[1]
+    while data := data + stream.read(DOCUMENT_BYTES + 1 - len(data)):
+        end = find_cut(data, DOCUMENT_BYTES, DOCUMENT_BYTES // 2) if len(data) > DOCUMENT_BYTES else len(data)
         yield data[:end]
         data = data[end:]
+
+
+def find_cut(data, end, slack):
+    """Where to cut at most end bytes off: after a newline, of which slack bytes are searched, or after a character."""
+    start = max(0, end - 4)  # no character has more bytes
+    return data.rfind(b'\n', max(0, end - slack), end) + 1 or start + codecs.utf_8_decode(data[start:end], 'replace')[1]
 
 
 def sha256(path):
@@ -289,26 +295,50 @@ class Writer:
             self.counts['tokens'] += len(part)
 
 
+def draw(document, seed):
+    """An int from 0 to 65535, drawn for a document by what it holds: equal documents come into the same split."""
+    return int.from_bytes(hashlib.blake2b(document, digest_size=2, key=str(seed).encode()[:64]).digest(), 'big')
+
+
 def write_shards(folder, inputs, tokenizer, field, val_fraction, seed):
     """Tokenize the inputs, [(name, path)], into a new folder. Returns what meta.json says of that."""
-    count = size = 0  # a first pass finds what is wrong and counts the documents, to draw among them
-    for document in tqdm(read(inputs, field, DOCUMENT_BYTES, tokenizer.codec), 'checking', unit='', disable=None):
-        count, size = count + 1, size + len(document)
-    if count == 0 or count == 1 and size < 10:
-        fail('the input has no text, or too little to split it')
-    n_val = count if val_fraction == 1 else min(count - 1, max(1, round(count * val_fraction)))
-    limit, drawn = DOCUMENT_BYTES, set(random.Random(seed).sample(range(count), n_val))
-    if count == 1 and val_fraction < 1:  # read it as two
-        limit, drawn = size * 9 // 10, {1}
+    sizes = np.zeros(1 << 16, np.int64)  # the bytes by draw: a first pass counts them, and finds what is wrong
+    for _, _, document in tqdm(read(inputs, field, tokenizer.codec), 'checking', unit='', disable=None):
+        sizes[draw(document, seed)] += len(document)
+    size = int(sizes.sum())
+    if size == 0:
+        fail('the input has no text')
+    n_val = size if val_fraction == 1 else min(size - 1, max(1, round(size * val_fraction)))
+    n_train = size - n_val
+    # Low draws are for training, high ones for validation. Those at the edge go where they are nearer, if this is near
+    # enough, or else training gets what it needs of them and a document is cut.
+    slack = min(n_train // 5, n_val // 5, size // 100)
+    edge = int(np.searchsorted(sizes.cumsum(), n_train))
+    needed = n_train - int(sizes[:edge].sum())
+    if sizes[edge] <= slack:
+        needed = int(sizes[edge]) * (2 * needed > sizes[edge])
+    cuts = []
     with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=size, **BAR) as bar:
         train, val = (Writer(folder, split, tokenizer, pool) for split in ('train', 'val'))
-        for i, document in enumerate(read(inputs, field, limit, tokenizer.codec)):
-            (val if i in drawn else train).add(document)
+        for place, offset, document in read(inputs, field, tokenizer.codec):
+            drawn = draw(document, seed)
+            end = len(document) if drawn < edge else 0  # what is before it is for training
+            if drawn == edge:
+                end = min(needed, len(document))
+                needed -= end
+                if 0 < end < len(document):
+                    end = find_cut(document, end, slack)
+            cuts += [f'{place}, byte {at}' for at in sorted({offset, offset + end}) if 0 < at < offset + len(document)]
+            for writer, part in ((train, document[:end]), (val, document[end:])):
+                if part:
+                    writer.add(part)
             bar.update(len(document))
         train.write()
         val.write()
-    return {'train': train.counts, 'val': val.counts, 'seed': seed, 'val_fraction': val_fraction, 'field': field,
-            'inputs': {name: sha256(path) for name, path in inputs}}
+    if not val.counts['bytes'] or not train.counts['bytes'] and val_fraction < 1:
+        fail('the input has too little text to split it')
+    return {'train': train.counts, 'val': val.counts, 'seed': seed, 'val_fraction': val_fraction, 'cut': cuts,
+            'field': field, 'inputs': {name: sha256(path) for name, path in inputs}}
 
 
 def describe(folder, tokenizer, meta):
@@ -398,8 +428,11 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         shutil.rmtree(downloads, ignore_errors=True)
     except OSError as error:
         fail(f'{error.filename or folder}: {error.strerror or error}')
+    meta = read_meta(dataset)
     for split in ('train', 'val'):
-        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in read_meta(dataset)[split].items()))
+        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+    if cuts := meta.get('cut'):
+        print(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
 
 
 if __name__ == '__main__':
@@ -407,7 +440,7 @@ if __name__ == '__main__':
     input = ''  # a file, a glob, a folder or a URL of .txt (a file is a document) or .jsonl (a line is), also as .gz
     tokenizer = ''  # bytes, gpt2, another name tiktoken knows, or a BPE rank file; '': bytes for stdlib, or else gpt2
     field = 'text'  # of a line of .jsonl
-    val_fraction = 0.05  # of the documents, drawn for validation; of a single document it is the last tenth; 1.0: all
+    val_fraction = 0.05  # of the bytes: documents drawn for validation; one that is too long for that is cut; 1.0: all
     seed = 1337  # of this draw
     shards = 0  # train shards to download of a ready-made data set; 0: all
     try:
