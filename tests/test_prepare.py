@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import prepare
+from conftest import script
 from prepare import Tokenizer, Tokens
 
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -541,6 +543,20 @@ def test_end_of_text_of_a_tokenizer_json(eos, eot):
     assert Tokenizer.load(save_hf(eos=eos)[0]).eot == eot
 
 
+def all_splits(spec):
+    """Llama 3's has a merge for every two tokens that make up a third."""
+    vocab, merges = spec['model']['vocab'], []
+    for token in vocab:
+        halves = [[token[:i], token[i:]] for i in range(1, len(token))]
+        merges += [[left, right] for left, right in halves if left in vocab and right in vocab]
+    spec['model']['merges'] = sorted(merges, key=lambda merge: vocab[''.join(merge)])
+
+
+def test_tokenizer_json_with_all_merges():
+    name, theirs = save_hf(pre='split', change=all_splits)
+    assert Tokenizer.load(name).encode(NASTY[-1]) == theirs.encode(NASTY[-1]).ids
+
+
 def swap_merges(spec):
     merges = spec['model']['merges']
     merges[-1], merges[-2] = merges[-2], merges[-1]
@@ -806,6 +822,116 @@ def test_bad_ready_made_shard(ready_made, data):
     assert not Path('data/fineweb10B').exists()
 
 
+def test_shards_are_not_downloaded_again(ready_made):
+    for name in ('web_val_000000.bin', 'web_train_000001.bin', 'web_train_000003.bin'):
+        write(f'data/fineweb10B.download/{name}', ready_made.files[f'/{name}'])
+    prepare.prepare('fineweb10B', shards=1)
+    assert not ready_made.requests and len(Tokens('fineweb10B', 'train')) == 300
+    assert os.listdir('data/fineweb10B.download') == ['web_train_000003.bin']  # not asked for, and not removed
+    prepare.prepare('fineweb10B')
+    assert [path for path, _ in ready_made.requests] == ['/web_train_000002.bin']
+    assert len(Tokens('fineweb10B', 'train')) == 900 and os.listdir('data') == ['fineweb10B']
+
+
+def test_one_process_downloads_at_a_time(server):
+    server.files['/a.txt'] = TEXT
+    os.makedirs('data/x.download')
+    with open('data/x.download/' + re.sub(r'[^\w.]+', '_', f'{server.url}/a.txt') + '.part', 'ab') as other:
+        if not prepare.lock(other):
+            pytest.skip('has no locks')
+        assert 'another process is downloading it' in error_of('x', input=f'{server.url}/a.txt', tokenizer='bytes')
+    prepare.prepare('x', input=f'{server.url}/a.txt', tokenizer='bytes')
+    assert texts('x') == TEXT
+
+
+# -----------------------------------------------------------------------------
+# shards from elsewhere
+
+def large_shard(tokens):
+    return struct.pack('<256i', 20240801, 7, len(tokens), *[0] * 253) + struct.pack(f'<{len(tokens)}I', *tokens)
+
+
+def test_shards_from_elsewhere():
+    tokenizer = write_ranks()
+    theirs = {'tinyshakespeare_val.bin': shard([264, 97]), 'fineweb_train_000002.bin': shard([264, 98, 257]),
+              'fineweb_train_000001.bin': large_shard([264, 99]), 'VAL2.bin': shard([100])}
+    for name, data in theirs.items():
+        write(f'theirs/{name}', data)
+    write('theirs/state.json', '{}')
+    before = files()
+    prepare.prepare('x', shards_from='theirs', tokenizer=tokenizer)
+    assert {path: time for path, time in files().items() if path.parts[0] != 'data'} == before
+    for split, tokens in (('train', [264, 99, 264, 98, 257]), ('val', [100, 264, 97])):
+        data = Tokens('x', split)
+        assert data.window(0, len(data)).tolist() == tokens
+        assert prepare.read_meta('x')[split] == {'tokens': len(tokens)}
+    assert prepare.read_meta('x')['tokenizer'] == 'small.tiktoken' and prepare.read_tokenizer('x').eot == 264
+    assert prepare.read_token_bytes('x').shape == (265,) and len(prepare.read_meta('x')['inputs']) == 4
+    Path('data/x/train_000000.bin').write_bytes(b'')
+    assert Path('theirs/fineweb_train_000001.bin').read_bytes() == theirs['fineweb_train_000001.bin']
+
+
+@pytest.mark.parametrize('name, data, what', [
+    ('train.bin', shard([1, 265]), 'train.bin has the id 265, beyond the 265 of small.tiktoken'),
+    ('train.bin', shard([1, 2])[:-1], 'train.bin is not a whole'), ('train.bin', b'', 'train.bin is not a whole'),
+    ('val.bin', shard([300]), 'val.bin has the id 300'), ('val.bin', None, 'no .bin file with val in its name')])
+def test_shards_that_cannot_be_taken_over(name, data, what):
+    for path, content in {'train.bin': shard([1, 2]), 'val.bin': shard([3]), name: data}.items():
+        if content is not None:
+            write(f'theirs/{path}', content)
+    assert what in error_of('x', shards_from='theirs', tokenizer=write_ranks())
+    assert 'bpe:N is trained' in error_of('x', shards_from='theirs', tokenizer='bpe:512')
+    assert 'one of these' in error_of('x', shards_from='theirs', input='small.tiktoken')
+
+
+# -----------------------------------------------------------------------------
+# several processes, and stopped ones
+
+def prepare_meanwhile(monkeypatch, *args, **kwargs):
+    """Have another call of prepare() begin and end while the next one writes."""
+    write_shards = prepare.write_shards
+
+    def wrapped(*own):
+        monkeypatch.setattr(prepare, 'write_shards', write_shards)
+        prepare.prepare(*args, **kwargs)
+        return write_shards(*own)
+
+    monkeypatch.setattr(prepare, 'write_shards', wrapped)
+
+
+def test_two_at_a_time(monkeypatch, capsys):
+    one, other = write('one.txt', 'some text\n' * 99), write('other.txt', 'other text\n' * 99)
+    prepare_meanwhile(monkeypatch, 'x', input=one, tokenizer='bytes')
+    prepare.prepare('x', input=one, tokenizer='bytes')
+    out = capsys.readouterr().out
+    assert os.listdir('data') == ['x'] and out[:len(out) // 2] == out[len(out) // 2:]
+    prepare_meanwhile(monkeypatch, 'y', input=one, tokenizer='bytes')
+    with pytest.raises(SystemExit, match='data/y was made by another process meanwhile, of something else'):
+        prepare.prepare('y', input=other, tokenizer='bytes')
+    assert read_documents('y', 'train') == read_documents('x', 'train') and sorted(os.listdir('data')) == ['x', 'y']
+
+
+def test_what_killed_runs_left_is_removed():
+    path = write('x.txt', 'some text\n' * 99)
+    write('data/x.unfinished-abc/x/train_000000.bin', 'half')
+    write('data/y.unfinished-abc/y/train_000000.bin', 'half')
+    write('data/z/train_000000.bin', 'not ours')
+    prepare.prepare('x', input=path, tokenizer='bytes')
+    assert sorted(os.listdir('data')) == ['x', 'z']
+
+
+def test_what_a_living_run_writes_is_not_removed(monkeypatch):
+    path = write('x.txt', 'some text\n' * 99)
+    with prepare.new_folder(Path('data/y')) as folder:
+        write(folder / 'train_000000.bin', 'half')
+        write('data/z.unfinished-abc/x/train_000000.bin', 'half')
+        prepare.prepare('x', input=path, tokenizer='bytes')
+        assert (folder / 'train_000000.bin').read_bytes() == b'half'
+    assert sorted(os.listdir('data')) == ['x', 'y', 'z.unfinished-abc']
+    prepare.prepare('w', input=path, tokenizer='bytes')
+    assert sorted(os.listdir('data')) == ['w', 'x', 'y']
+
+
 # -----------------------------------------------------------------------------
 # the command
 
@@ -825,3 +951,11 @@ def test_command():
     assert result.returncode == 1 and result.stderr.count('\n') == 1 and 'already' in result.stderr
     result = command('--dataste=mine')
     assert result.returncode == 1 and result.stderr.count('\n') == 1 and 'dataset' in result.stderr
+
+
+def test_the_command_is_stopped(monkeypatch):
+    write('x.txt', 'text\n' * 100)
+    monkeypatch.setattr(np, 'save', lambda *args: signal.raise_signal(signal.SIGTERM))  # in the midst of writing
+    with pytest.raises(SystemExit, match='interrupted'):
+        script('prepare.py', '--dataset=mine', '--input=x.txt', '--tokenizer=bytes')
+    assert os.listdir('data') == []
