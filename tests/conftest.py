@@ -89,3 +89,19 @@ def pretrained(folder, kind='Llama', dtype='float32', **settings):
         weight.data = weight.to(getattr(torch, dtype))
     there.save_pretrained(folder)
     return there.eval()
+
+
+def pretrained_with_data(kind='Llama'):
+    """Such a model in the shape of TINY_RUN, in the folder hf, with a BPE; and data/hf, prepared with that."""
+    tokenizers = pytest.importorskip('tokenizers')
+    there = pretrained('hf', kind, vocab_size=300, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                       eos_token_id=0)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    bpe.train([str(path) for path in sorted(Path('texts').iterdir())], tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=['<|endoftext|>'], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    bpe.save('hf/tokenizer.json')
+    prepare.prepare('hf', input='texts', tokenizer='hf:hf', val_fraction=0.1)
+    return there, bpe
