@@ -239,10 +239,6 @@ if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
 if checkpoint and checkpoint['data_id'] != data_id:
     fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
 
-if is_pretrained:
-    theirs = prepare.Tokenizer.load(init_from)
-    if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
-        fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
 
 
 @functools.lru_cache(maxsize=2)
@@ -289,6 +285,9 @@ try:
             fail(f'{init_from} has a shape of its own, with {", ".join(f"{name}={shape[name]!r}" for name in others)}: '
                  'leave out what sets it otherwise')
         config.update(shape)
+        theirs = prepare.Tokenizer.load(init_from)
+        if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
+            fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
     else:
         raw_model = GPT(shape_of(config), compute_dtype)
 except ValueError as error:
