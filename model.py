@@ -26,10 +26,11 @@ import contextlib
 import copy
 import ctypes
 import json
+import logging
 import math
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -66,7 +67,9 @@ class GPTConfig:
     taper: str = 'cosine'  # cosine, linear, sigmoid or step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # width of the last layer over the mean
+    norm_eps: float = 1e-6  # what RMSNorm adds to the mean square
     rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
+    rope_scaling: str = ''  # Llama 3's for longer contexts: '8,1,4,8192', the numbers of rotary_table; empty: none
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0  # of attention, and of all that is added to the stream
@@ -105,7 +108,8 @@ def deal(total, weights):
 
     Every share is rounded down, and what is then left goes one by one to those that lost most, of equals the earlier.
     """
-    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
+    per_weight = Fraction(total) / sum(weights)
+    exact = [weight * per_weight for weight in weights]
     shares = [math.floor(share) for share in exact]
     most_lost_first = sorted(range(len(shares)), key=lambda i: shares[i] - exact[i])
     for i in most_lost_first[:total - sum(shares)]:
@@ -163,20 +167,28 @@ class Linear(nn.Linear):
 
 
 class Norm(nn.Module):
-    """RMSNorm, x / sqrt(mean(x^2) + 1e-6) over the last dimension, with a gain for each of its channels or without."""
+    """RMSNorm, x / sqrt(mean(x^2) + norm_eps) over the last dimension, with a gain for each of its channels or none."""
 
-    def __init__(self, width, gain=False):
+    def __init__(self, config, width, gain=False):
         super().__init__()
+        self.eps = config.norm_eps
         self.gain = nn.Parameter(torch.ones(width)) if gain else None
 
     def forward(self, x):
-        y = rms_norm(x)
+        y = rms_norm(x, self.eps)
         return y if self.gain is None else y * self.gain.to(x.dtype)
 
 
 def rotary_table(config):
-    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2)."""
+    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2).
+
+    With rope_scaling = 'factor,low,high,context', a wave that goes less than low times into the context of before is
+    stretched by the factor, one that goes more than high times is as it was, and between them it is mixed (Llama 3)."""
     frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    if config.rope_scaling:
+        factor, low, high, context = map(float, config.rope_scaling.split(','))
+        kept = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     angles = torch.outer(torch.arange(config.block_size).float(), frequencies)
     return angles.cos(), angles.sin()
 
@@ -214,8 +226,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, to_stream=True)
-        self.q_norm = Norm(c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
-        self.k_norm = Norm(c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.q_norm = Norm(c, c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.k_norm = Norm(c, c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
 
     def forward(self, x, rotary, cache=None):
         """x: (B, T, C); rotary: cos and sin of the T positions. Returns (B, T, C)."""
@@ -227,7 +239,7 @@ class Attention(nn.Module):
         q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
         q, k, v = (y.view(B, T, -1, c.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
         if c.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
+            q, k = rms_norm(q, c.norm_eps), rms_norm(k, c.norm_eps)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         if cache is not None:
             k, v = self.append(cache, k, v)
@@ -267,7 +279,7 @@ class FFN(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
-        self.norms = nn.ModuleList(Norm(config.n_embd, gain=self.olmo2) for _ in widths)
+        self.norms = nn.ModuleList(Norm(config, config.n_embd, gain=self.olmo2) for _ in widths)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -283,7 +295,7 @@ class Block(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mixer = MIXERS[config.mixer](config)
-        self.norm = Norm(config.n_embd, gain=self.olmo2)
+        self.norm = Norm(config, config.n_embd, gain=self.olmo2)
         self.dropout = nn.Dropout(config.dropout)
         self.ffn = FFN(config, widths)
 
@@ -306,7 +318,7 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype
         self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
         self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
-        self.norm = Norm(config.n_embd, gain=config.norm == 'olmo2')
+        self.norm = Norm(config, config.n_embd, gain=config.norm == 'olmo2')
         self.head = Linear(config.n_embd, padded_vocab(config))
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -324,6 +336,21 @@ class GPT(nn.Module):
             if isinstance(module, (nn.Embedding, Linear)):
                 scaled = self.config.init_scaled and module in writes
                 nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
+
+    @classmethod
+    @torch.no_grad()
+    def from_pretrained(cls, name, compute_dtype=torch.float32, **changes):
+        """A Llama or OLMo-2 in the format of Hugging Face, from a folder or by its name there. changes are other values
+        of fields of its GPTConfig: block_size, up to what it was trained with, and dropout. Raises ValueError, with
+        what is wrong, if there is no such model, or memory for it, or if it has what GPT has not."""
+        config, weights = read_pretrained(name, changes)
+        model = cls(config, compute_dtype)
+        for here, weight in model.state_dict().items():
+            there, gain = names_there(here)
+            weight[:len(weights[there])] = weights[there]  # the padding of the vocabulary stays random
+            if gain and config.norm == 'pre':
+                weight *= weights[gain].float()
+        return model
 
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
@@ -568,14 +595,14 @@ class Titans(nn.Module):
         of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (B, H, N, C, 2): keep and m
         of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (B, H, N, 2, 2)
         steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (B, H, N, C, 2)
-        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, rms_norm(v) - root * k, of_end, steps)
+        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, rms_norm(v, c.norm_eps) - root * k, of_end, steps)
 
         def multiply(x, WS, left, right):
             """W_t x_t of every token t."""
             both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d): by weights and momentum
             return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
 
-        y = root * q + rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a))
+        y = root * q + rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a), c.norm_eps)
         return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
 
     def learn(self, weights, start, *chunks):
@@ -588,7 +615,7 @@ class Titans(nn.Module):
             s = z.sigmoid()
             a = z * s
             x = a @ W2.mT
-            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.norm_eps)
             y = r * x
             e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # as in RMSNorm.backward
             u = e @ W2 * (s + a * (1 - s))  # silu'(z)
@@ -611,6 +638,77 @@ MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Pretrained models: Llama and OLMo-2, as transformers reads them. Llama's norms have gains: they go into the columns of
+# the matrices after them, those of the last norm into the head, which so becomes a matrix of its own.
+
+NAMES_THERE = {  # of weights, as regular expressions that are applied one after the other
+    r'\.norm\.': '.post_attention_layernorm.', 'ffn.norms.0': 'post_feedforward_layernorm', 'ffn.mlps.0': 'mlp',
+    'mixer': 'self_attn', '^blocks': 'model.layers', '^norm': 'model.norm', '^embedding': 'model.embed_tokens',
+    '^head': 'lm_head', 'gain$': 'weight'}
+LLAMA_NORMS = {'self_attn.[qkv]_proj': 'input_layernorm', 'mlp.(gate|up)_proj': 'post_attention_layernorm',
+               'lm_head': 'model.norm'}  # by the matrices after them
+ALL_THERE_IS = {  # settings of a model there and the values, the default first, that GPT has an equal of
+    'sliding_window': [None], 'num_local_experts': [None], 'num_experts': [None], 'quantization_config': [None],
+    'attention_bias': [False], 'mlp_bias': [False], 'hidden_act': ['silu'], 'partial_rotary_factor': [1.0],
+    'rope_type': ['default', 'llama3'], 'architectures': [['LlamaForCausalLM'], ['Olmo2ForCausalLM']]}
+
+
+def names_there(name):
+    """The names there of a weight, and of the gain that goes into it in Llama, if there is one."""
+    for here, there in NAMES_THERE.items():
+        name = re.sub(here, there, name)
+    return name, next((re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)),
+                      None)
+
+
+def pretrained_shape(c):
+    """The GPTConfig of a config of transformers. Raises ValueError, with the setting, if it has what GPT has not."""
+    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}  # in transformers 5, and 4
+    there = {**c.to_dict(), **rope}
+    for name, values in ALL_THERE_IS.items():
+        if there.get(name, values[0]) not in values:
+            raise ValueError(f'{name}={there[name]!r}: must be {" or ".join(map(repr, values))}')
+    olmo2, scaling = c.architectures == ['Olmo2ForCausalLM'], ''
+    if there.get('rope_type') == 'llama3':
+        names = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
+        scaling = ','.join(str(there[name]) for name in names)
+    return GPTConfig(
+        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
+        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, head_dim=there.get('head_dim') or 0,
+        n_embd=c.hidden_size, norm='olmo2' if olmo2 else 'pre', norm_eps=c.rms_norm_eps,
+        rope_theta=float(there['rope_theta']), rope_scaling=scaling, ffn_width=c.intermediate_size, ffn_multiple=1,
+        tie_embeddings=olmo2 and c.tie_word_embeddings)
+
+
+def read_pretrained(name, changes):
+    """The GPTConfig of a pretrained model, with changes, and its weights by their names there."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f'hf:{name} needs the package transformers: pip install transformers') from error
+    transformers.utils.logging.disable_progress_bar()  # of reading; that of a download stays
+    for library in ('transformers', 'huggingface_hub'):  # what matters of their warnings is among the errors here
+        logging.getLogger(library).setLevel(logging.ERROR)
+    try:
+        there = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = pretrained_shape(there)
+        if changes.get('block_size', 0) > config.block_size:
+            raise ValueError(f'block_size={changes["block_size"]}: it was trained with at most {config.block_size}')
+        need, free = budget(config)['total'] * (4 + (there.dtype or torch.float32).itemsize), free_memory()
+        if need > free:
+            raise ValueError(f'reading it takes {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free')
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=there, dtype='auto', output_loading_info=True, trust_remote_code=False)
+        for what in ('missing_keys', 'unexpected_keys'):
+            if found[what]:
+                raise ValueError(f'its file of weights has {what.replace("_", " ")}: {", ".join(sorted(found[what]))}')
+    except Exception as error:
+        tried = 'no such folder, and of the hub: ' * (isinstance(error, OSError) and not Path(name).is_dir())
+        raise ValueError(f'hf:{name}: {tried}{(str(error) or repr(error)).splitlines()[0]}') from error
+    return replace(config, **changes), model.state_dict()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What is written out for speed
 
 
@@ -623,7 +721,7 @@ def linear(x, weight):
 
 
 class RMSNorm(torch.autograd.Function):
-    """F.rms_norm(x, x.shape[-1:], eps=1e-6): y = r x with r = 1 / sqrt(mean(x^2) + 1e-6).
+    """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps).
 
     A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
     what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
@@ -631,10 +729,10 @@ class RMSNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, eps):
         square = x.float().square() if x.dtype == torch.float16 else x.square()  # there that of 256 is infinite
         mean = square.mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
+        r = torch.rsqrt(mean + eps).to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -643,7 +741,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
-        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
 rms_norm = RMSNorm.apply
@@ -757,7 +855,10 @@ def check_shape(config):
         require(getattr(c, name) >= 0, name, 'must not be negative')
     for name, names in (('mixer', MIXERS), ('norm', NORMS), ('ffn', FFNS), ('taper', TAPERS)):
         require(getattr(c, name) in names, name, f'must be one of {", ".join(names)}')
+    require(0 < c.norm_eps < math.inf, 'norm_eps', 'must be positive')
     require(c.rope_theta > 0, 'rope_theta', 'must be positive')
+    require(not c.rope_scaling or re.fullmatch(r'\d+(\.\d+)?(,\d+(\.\d+)?){3}', c.rope_scaling), 'rope_scaling',
+            "must be four numbers, like '8,1,4,8192'")
     require(0 < c.init_std < math.inf, 'init_std', 'must be positive')
     require(0 <= c.dropout < 1, 'dropout', 'must be at least 0 and below 1')
 
@@ -845,6 +946,14 @@ def keep_freed_memory():
     if mallopt:
         mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+
+
+def free_memory():
+    """Bytes that a process can still have; without end where the system does not say."""
+    try:
+        return 1024 * int(re.search(r'MemAvailable: *(\d+)', Path('/proc/meminfo').read_text())[1])
+    except OSError:
+        return math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_
 
 # the run
 out_dir = 'out'  # folder of checkpoints and metrics.jsonl
-init_from = 'scratch'  # scratch, resume (from ckpt.pt), auto (resume where there is one), best (with eval_only)
+init_from = 'scratch'  # or resume (ckpt.pt), auto (resume if it is there), best (to evaluate), hf:FOLDER_OR_NAME
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
@@ -94,7 +94,7 @@ LIMITS = [  # settings, the least and the first too large value
     (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
     (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
     (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
-CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best'), 'compile': ('auto', True, False)}
+CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best', 'hf:FOLDER_OR_NAME'), 'compile': ('auto', True, False)}
 
 
 def check_settings(config):
@@ -103,7 +103,7 @@ def check_settings(config):
             if not least <= config[name] < end:
                 fail(f'{name}={config[name]}: must be at least {least} and below {end}')
     for name, values in CHOICES.items():
-        if config[name] not in values:
+        if config[name] not in values and not (name == 'init_from' and is_pretrained):
             fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
     if init_from == 'best' and not eval_only:
         fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
@@ -113,7 +113,7 @@ def find_checkpoint():
     """(its path, the checkpoint) in out_dir, or (None, None)."""
     names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
     found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
-    if found and init_from == 'scratch':
+    if found and (init_from == 'scratch' or is_pretrained):
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
     if not found and init_from in ('resume', 'best'):
         fail(f'{out_dir}/{names[0]}: no such checkpoint')
@@ -154,6 +154,7 @@ try:
 except (KeyError, ValueError) as error:
     fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
+is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
 check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
 lock = None  # of out_dir
@@ -239,6 +240,7 @@ if checkpoint and checkpoint['data_id'] != data_id:
     fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
 
 
+
 @functools.lru_cache(maxsize=2)
 def window_order(epoch):
     return np.random.default_rng((seed, epoch)).permutation(n_windows)
@@ -273,16 +275,29 @@ def get_batches(step):
 # The model and the optimizer
 
 config['vocab_size'] = vocab_size or meta['vocab_size']
+torch.manual_seed(seed)
 try:
-    model_config = shape_of(config)
+    if is_pretrained:
+        raw_model = GPT.from_pretrained(init_from[3:], compute_dtype, block_size=block_size, dropout=config['dropout'])
+        shape = asdict(raw_model.config)
+        others = [name for name in shape if name in config.given and config[name] != shape[name]]
+        if others:
+            fail(f'{init_from} has a shape of its own, with {", ".join(f"{name}={shape[name]!r}" for name in others)}: '
+                 'leave out what sets it otherwise')
+        config.update(shape)
+        theirs = prepare.Tokenizer.load(init_from)
+        if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
+            fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
+    else:
+        raw_model = GPT(shape_of(config), compute_dtype)
 except ValueError as error:
     fail(str(error))
+model_config = raw_model.config
 if model_config.vocab_size < meta['vocab_size']:
-    fail(f'vocab_size={vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
-torch.manual_seed(seed)
+    fail(f'vocab_size={model_config.vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
 if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
-raw_model = GPT(model_config, compute_dtype).to(device)
+raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
 slow_parameters = list(raw_model.slow_parameters())

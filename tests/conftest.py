@@ -128,22 +128,31 @@ def make_data(folder, monkeypatch):
     prepare.prepare('tiny', input='texts', tokenizer='bytes', val_fraction=0.1)
 
 
-def as_llama(model):
-    """transformers' Llama with the weights of a model whose FFNs are standard."""
+def pretrained(folder, kind='Llama', dtype='float32', **settings):
+    """A random Llama or Olmo2 of transformers, tiny, with gains, and saved in the folder in that dtype."""
     transformers = pytest.importorskip('transformers')
-    c = model.config
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.n_embd, intermediate_size=c.ffn_width, num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, rms_norm_eps=1e-6,
-        rope_theta=c.rope_theta, rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
-        max_position_embeddings=c.block_size, tie_word_embeddings=c.tie_embeddings))
-    names = {'embedding': 'model.embed_tokens', 'head': 'lm_head', 'blocks': 'model.layers', 'mixer': 'self_attn',
-             'ffn.mlps.0': 'mlp'}
-    state = {}
-    for name, weight in model.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        state[name] = weight[:c.vocab_size] if name.startswith(('model.embed', 'lm_head')) else weight  # unpadded
-    missing = llama.load_state_dict(state, strict=False)
-    assert not missing.unexpected_keys and all('norm' in name for name in missing.missing_keys)
-    return llama
+    torch.manual_seed(0)
+    there = getattr(transformers, f'{kind}ForCausalLM')(getattr(transformers, f'{kind}Config')(**{
+        **dict(vocab_size=131, hidden_size=32, intermediate_size=100, num_hidden_layers=3, num_attention_heads=4,
+               num_key_value_heads=2, max_position_embeddings=64, dtype=dtype), **settings}))
+    for weight in there.parameters():  # so large that attention is far from uniform
+        weight.data = 1 + torch.randn_like(weight) / 3 if weight.dim() == 1 else 5 * weight
+        weight.data = weight.to(getattr(torch, dtype))
+    there.save_pretrained(folder)
+    return there.eval()
+
+
+def pretrained_with_data(kind='Llama'):
+    """Such a model in the shape of TINY_RUN, in the folder hf, with a BPE; and data/hf, prepared with that."""
+    tokenizers = pytest.importorskip('tokenizers')
+    there = pretrained('hf', kind, vocab_size=300, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                       eos_token_id=0)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    bpe.train([str(path) for path in sorted(Path('texts').iterdir())], tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=['<|endoftext|>'], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    bpe.save('hf/tokenizer.json')
+    prepare.prepare('hf', input='texts', tokenizer='hf:hf', val_fraction=0.1)
+    return there, bpe

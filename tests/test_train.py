@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import prepare
-from conftest import ROOT, TINY_RUN, make_data, start_script, torchrun
+from conftest import ROOT, TINY_RUN, make_data, pretrained_with_data, start_script, torchrun
 from model import GPT, GPTConfig, budget
 
 
@@ -653,3 +653,34 @@ def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
     assert 'a sample:' in out and (tmp_path / 'data/stdlib/meta.json').exists()
     again = run('train.py', status=1)
     assert again.stderr.count('\n') == 1
+
+
+# pretrained models
+
+
+@pytest.mark.parametrize('kind', ['Llama', 'Olmo2'])
+def test_pretrained_model_is_trained_on_and_resumed(train, single_thread, kind):
+    there, _ = pretrained_with_data(kind)
+    start = '--init_from=hf:hf', '--dataset=hf', '--learning_rate=1e-3'
+    train(*start, '--out_dir=whole', '--dropout=0.1')
+    tokens = torch.from_numpy(prepare.Tokens('hf', 'val').window(0, 193)).view(1, -1)
+    with torch.no_grad():
+        logits = there(tokens[0, :-1].view(12, 16)).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), tokens[0, 1:]).item()
+    train(*start, '--out_dir=initial', '--max_iters=0', '--eval_tokens=192')
+    assert metrics('initial')[0]['val_loss'] == pytest.approx(expected, abs=1e-4)
+    losses = [line['val_loss'] for line in metrics('whole') if 'val_loss' in line]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+    train(*start, '--max_iters=5', '--dropout=0.1')
+    train('--init_from=resume', '--dataset=hf')
+    assert same_weights(load(), load('whole'))
+    shape = load()['model_args']
+    assert (shape['norm'], shape['n_kv_head'], shape['block_size'], shape['dropout']) == (
+        'olmo2' if kind == 'Olmo2' else 'pre', 2, 16, 0.1)
+    for args, message in (
+            ([], 'out/ckpt.pt is there already'),
+            (['--out_dir=x', '--n_layer=3'], 'hf:hf has a shape of its own, with n_layer=2: leave out what sets it'),
+            (['--out_dir=x', '--block_size=65', '--eval_tokens=65'], 'hf:hf: block_size=65: it was trained with'),
+            (['--out_dir=x', '--dataset=tiny'], 'data/tiny has other tokens than hf:hf: prepare it with --tokenizer')):
+        with pytest.raises(SystemExit, match=message):
+            train(*start, *args)
