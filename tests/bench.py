@@ -314,7 +314,7 @@ def overhead():
 
 
 # What Titans' memory remembers. Models of 2 layers, d_model 64 and 2 heads, trained by AdamW at a learning rate that
-# falls along a cosine to a tenth of itself.
+# rises for 50 steps and falls over the last fifth of all.
 
 
 class ConvolvedAttention(Titans):
@@ -342,9 +342,8 @@ def fit(model, loss, steps, learning_rate):
     """Train. Returns whether the loss stayed finite."""
     optimizer, finite = model.configure_optimizers(0.1, learning_rate, (0.9, 0.95)), True
     for step in range(steps):
-        cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
         for group in optimizer.param_groups:
-            group['lr'] = learning_rate * min(1, (step + 1) / 50) * cosine
+            group['lr'] = learning_rate * min(1, (step + 1) / 50, 5 * (1 - step / steps))
         value = loss()
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
