@@ -409,7 +409,7 @@ def titans(memory_chunk, **changes):
 
 def titans_by_the_token(mixer, x):
     """What Titans' docstring says, token by token, the memory's gradients by autograd."""
-    c, (B, T, _), root = mixer.config, x.shape, math.sqrt(mixer.config.head_dim)
+    c, (B, T, _) = mixer.config, x.shape
     inputs, rates = mixer.qkv_proj(x), mixer.rate_proj(x) + mixer.rate_bias
     W = [w.expand(B, -1, -1, -1) for w in mixer.memory]
     S, y = [torch.zeros_like(w) for w in W], []
@@ -428,10 +428,10 @@ def titans_by_the_token(mixer, x):
         q, k = (x / x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
         alpha, eta, theta = rates[:, t].sigmoid().view(B, 3, c.n_head, 1, 1).unbind(1)
         theta = 0.1 * (1 - eta) * theta / c.memory_chunk
-        loss = -((normed(v) - root * k) * recalled(start, k)).sum()
+        loss = -(normed(v) * recalled(start, k)).sum()
         S = [eta * s - theta * g for s, g in zip(S, torch.autograd.grad(loss, start, create_graph=True))]
         W = [(1 - alpha) * w + s for w, s in zip(W, S)]
-        y.append((root * q + recalled(W, q)).flatten(1))
+        y.append(recalled(W, q).flatten(1))
     return mixer.o_proj(torch.stack(y, dim=1) * mixer.gate_proj(x).sigmoid())
 
 
