@@ -819,7 +819,8 @@ def training_memory(config, batch_size):
     Of every token that is, 2 bytes each: on the far side of each matrix its width, parameters / n_embd; what the mixers
     and MLPs read, n_embd each, and with olmo2 what they put out as well; what attention puts out, and where queries and
     keys are normed, these; and twice n_embd at the end. Besides, the layers' matrices in 2 bytes, and the gradient of
-    the head. At its peak the loss takes 1 GiB more. Not counted is what Titans keep of their memories' weights.
+    the head. The loss takes 1 GiB more at its peak. Not counted are the copies of Hope's slow MLPs and what Titans keep
+    of their memories' weights.
     """
     c, counts, head = config, budget(config), padded_vocab(config) * config.n_embd
     matrices, width = counts['mixer'] + counts['ffn'], c.n_head * c.head_dim
@@ -993,10 +994,17 @@ def budget_table(config, baseline=None):
     yield '\n  FLOPs are those of a token, forward and backward.'
 
 
+def memory_line(config, batch_size):
+    states, activations = (size / 2**30 for size in training_memory(config, batch_size))
+    return (f'  Training takes {states:.2f} GiB for weights, gradients and AdamW, and about {activations:.2f} GiB for\n'
+            f'  the activations of {batch_size} x {config.block_size} tokens, compiled, in bfloat16 or float16.')
+
+
 if __name__ == '__main__':
     from configurator import configure, fail, show
 
     baseline = ''  # config files to compare with, separated by commas
+    batch_size = 16  # sequences per micro-step, for the memory that training takes
     dataset = 'stdlib'  # data set whose vocabulary counts where vocab_size is 0
 
     def shape(argv=None):
@@ -1014,4 +1022,5 @@ if __name__ == '__main__':
 
     settings, config = shape()
     compared = shape(settings['baseline'].split(','))[1] if settings['baseline'] else None
-    show('\n'.join([*shape_table(config), *budget_table(config, compared)]))
+    memory = memory_line(config, settings['batch_size'])
+    show('\n'.join([*shape_table(config), *budget_table(config, compared), memory]))

@@ -87,6 +87,30 @@ def test_families_match_to_the_parameter(path):
         assert difference == 0
 
 
+@pytest.mark.parametrize('change', [dict(ffn='tapered_hourglass', qk_norm=True, n_kv_head=2), dict(mixer='gated'),
+                                    dict(norm='olmo2', ffn='tapered')])
+def test_activations_are_what_the_compiled_model_keeps(change):
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+    kept = []
+
+    def count(graph, inputs):
+        values = [node.meta['val'] for node in graph.graph.output_node().args[0] if hasattr(node, 'meta')
+                  and node.op != 'placeholder']
+        storages = {v.untyped_storage()._cdata: v.untyped_storage() for v in values if isinstance(v, torch.Tensor)}
+        kept.append(sum(storage.nbytes() for storage in storages.values()))
+        return make_boxed_func(graph.forward)
+
+    config = GPTConfig(**{**TINY, 'block_size': 128, 'n_layer': 2, 'n_embd': 64, 'ffn_width': 160, **change})
+    backend = aot_autograd(fw_compiler=count, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+                           partition_fn=min_cut_rematerialization_partition)
+    torch.compiler.reset()
+    torch.compile(GPT(config, torch.bfloat16), backend=backend, fullgraph=True)(tokens(16, 128), tokens(16, 128))
+    states, activations = model_file.training_memory(config, 16)
+    assert states == 16 * sum(p.numel() for p in GPT(config).parameters())
+    assert activations == pytest.approx(kept[0], rel=0.1)
+
+
 def test_flops_of_titans_are_those_of_its_products(monkeypatch):
     """Against what torch counts, where the products over a chunk are full squares and nothing is computed twice."""
     monkeypatch.setattr(model_file, 'checkpoint', lambda f, *args, **kwargs: f(*args))
@@ -215,6 +239,7 @@ def test_command_prints_the_budget_and_the_difference(run):
     assert '528 x 4' in out and '0.457, below 1: an hourglass' in out
     row = next(line for line in out.splitlines() if 'non-embedding' in line)
     assert row.split() == ['non-embedding', '113,246,208', '66.1%', '113,246,208', '+0', '+0.000%']
+    assert '2.55 GiB for weights, gradients and AdamW' in out and 'the activations of 8 x 4096 tokens' in out
     shape = '--vocab_size=257', 'config/study/scale_small.py'
     out = run('model.py', *shape, f'--baseline={",".join(shape)},config/study/moved.py').stdout
     assert [line.split()[3] for line in out.splitlines() if 'embedding' in line] == ['921,600', '40,960']
