@@ -230,7 +230,7 @@ class Attention(nn.Module):
             k, v = self.append(cache, k, v)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=cache is None or T > 1, dropout_p=c.dropout if self.training else 0.0,
-            enable_gqa=c.n_kv_head < c.n_head)
+            enable_gqa=not c.n_kv_head == c.n_head)  # and not !=, of which torch 2.6 cannot compile the symbolic result
         return y.transpose(1, 2).reshape(B, T, -1)
 
     def append(self, cache, k, v):
