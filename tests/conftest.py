@@ -24,9 +24,6 @@ torch.set_num_threads(1)
 os.environ['OMP_NUM_THREADS'] = '1'
 # Every run of a script reads the source of GPTConfig, which takes longer than a step of a tiny model.
 inspect.getsource = functools.cache(inspect.getsource)
-# The processes of start_script() are forked off one that has imported already what takes seconds.
-forkserver = multiprocessing.get_context('forkserver')
-forkserver.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
 
 
 def pytest_configure(config):
@@ -56,8 +53,11 @@ def run_and_print_to(path, environment, name, args):
 
 
 def start_script(name, *args, printed='printed', **environment):
-    """Start a script in a process of its own, which prints into a file of this name."""
-    process = forkserver.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
+    """Start a script in a process of its own, as one of multiprocessing, which prints into a file of this name. It is
+    forked off a process that has imported already what takes seconds."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
+    process = context.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
     process.start()
     return process
 
@@ -90,12 +90,12 @@ def run(tmp_path, monkeypatch):
             monkeypatch.chdir(tmp_path)
             ranks = start_ranks(processes, name, *args)
             multiprocessing.connection.wait([process.sentinel for process in ranks], timeout)
-            failed = [process.exitcode for process in ranks if process.exitcode]
+            failed = any(process.exitcode for process in ranks)
             for process in ranks:
                 if failed:
                     process.terminate()  # as torchrun does as soon as one has failed
                 process.join(timeout)
-            code = [*failed, *(process.exitcode for process in ranks if process.exitcode != 0), 0][0]
+            code = int(any(process.exitcode != 0 for process in ranks))
             printed = ''.join(Path(f'printed{rank}').read_text() for rank in range(processes))
             done = subprocess.CompletedProcess(args, code, printed, printed)  # both in one
         else:
