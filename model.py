@@ -245,7 +245,7 @@ class Attention(nn.Module):
             k, v = self.append(cache, k, v)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=cache is None or T > 1, dropout_p=c.dropout if self.training else 0.0,
-            enable_gqa=c.n_kv_head < c.n_head)
+            enable_gqa=not c.n_kv_head == c.n_head)  # and not !=, of which torch 2.6 cannot compile the symbolic result
         return y.transpose(1, 2).reshape(B, T, -1)
 
     def append(self, cache, k, v):
@@ -582,7 +582,7 @@ class Titans(nn.Module):
         q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
         rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
-        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v)
+        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v, c.norm_eps)
         # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
         theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)

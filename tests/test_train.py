@@ -316,7 +316,7 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
         train('--init_from=resume')
 
 
-def test_stopped_within_an_evaluation(train, single_thread, monkeypatch):
+def test_stopped_within_an_evaluation(train, monkeypatch):
     """After at most two batches, without a result, which the resumed run then has."""
     train('--out_dir=whole')
     calls, forward = [], GPT.forward
@@ -629,7 +629,7 @@ def one_line_of(done, message):
 
 def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monkeypatch):
     make_data(tmp_path, monkeypatch)
-    one_line_of(run('train.py', *TINY_RUN, '--gradient_accumulation_steps=3', processes=2, alone=True, status=1),
+    one_line_of(run('train.py', *TINY_RUN, '--gradient_accumulation_steps=3', processes=2, status=1),
                 'gradient_accumulation_steps=3 cannot be shared equally')
     corrupt(100)  # one of the two processes meets it
     one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, alone=True,
@@ -656,7 +656,7 @@ def test_full_disk_leaves_the_last_checkpoint_whole(train, run, processes):
 
 
 def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
-    out = run('train.py', '--max_iters=2', '--eval_tokens=2000', alone=True).stdout
+    out = run('train.py', '--max_iters=2', '--eval_tokens=2000').stdout
     assert 'a sample:' in out and (tmp_path / 'data/stdlib/meta.json').exists()
     again = run('train.py', status=1)
     assert again.stderr.count('\n') == 1
