@@ -1,4 +1,5 @@
-# The 113M models of config/, in 2.26B tokens of FineWeb each (20 a parameter): 2.6e18 FLOPs a run.
+# The shape of config/standard_113m.py, in contexts of 1024 tokens instead of 4096, and 2.26B tokens of FineWeb (20 a
+# parameter): 2.2e18 FLOPs a run of uniform, up to 3.0e18 with a wider stream, through the head.
 dataset = 'fineweb10B'
 vocab_size = 50257
 block_size = 1024
