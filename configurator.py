@@ -30,11 +30,11 @@ from pathlib import Path
 
 
 class Config(dict):
-    """{name: value} of all settings; `given` holds the names that a file or a flag has set."""
+    """{name: value} of all settings; `given` holds the names that a file or a flag has set, `defaults` what all were."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.given = set()
+    def __init__(self, defaults):
+        super().__init__(defaults)
+        self.defaults, self.given = dict(defaults), set()
 
 
 def configure(script, dataclass=None, files_of=None, argv=None):

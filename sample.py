@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from configurator import configure, fail
+from configurator import configure, fail, show
 from model import GPT, GPTConfig, ffn_widths, resolve_device
 from prepare import Tokenizer, Tokens, read_tokenizer
 
@@ -41,11 +41,12 @@ tasks_dir = ''  # a folder with task files of your own
 limit = 0  # examples of each task, the first ones; 0: all
 eval_batch = 16  # sequences of a task that are scored at once
 probe = False  # instead of sampling, measure the alignment of each FFN with the stream, over validation tokens
-probe_tokens = 65536  # the first ones, as far as there are as many
+probe_tokens = 65536  # validation tokens of the probe, the first ones, or all if there are fewer
+dataset = ''  # data set of the probe; empty: that of the run
 device = 'auto'  # cuda where there is a GPU, else cpu; or mps
 dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
 
-config = configure(globals(), also='train.py')
+configure(globals(), files_of=('train.py', GPTConfig))
 for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
     if globals()[name] < low:
         fail(f'{name}={globals()[name]}: must be at least {low}')
@@ -285,12 +286,12 @@ try:
 except ValueError as error:
     fail(str(error))
 torch.manual_seed(seed)
-model, tokenizer, dataset, step = load(path)
+model, tokenizer, trained_on, step = load(path)
 try:
     if tasks:
         run_tasks(model, tokenizer, step)
     elif probe:
-        run_probe(model, tokenizer, config['dataset'] if 'dataset' in config.given else dataset, step)
+        run_probe(model, tokenizer, dataset or trained_on, step)
     else:
         print_samples(model, tokenizer)
 except ValueError as error:

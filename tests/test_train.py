@@ -338,7 +338,7 @@ def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, single_thr
     assert model.generate(prompt, 20).shape == (1, 23)  # past block_size
     twin = GPTConfig(**{**saved['model_args'], 'ffn': 'standard', 'norm': 'pre'})
     counts = [budget(config) for config in (whole['model_config'], twin)]
-    assert [counts[0][name] - counts[1][name] for name in ('attention', 'ffn')] == [0, 0]
+    assert [counts[0][name] - counts[1][name] for name in ('mixer', 'ffn')] == [0, 0]
     assert counts[0]['total'] == sum(weight.numel() for weight in model.parameters())
 
 
@@ -453,7 +453,7 @@ def test_token_outside_of_the_vocabulary(train):
     corrupt(100)
     with pytest.raises(SystemExit, match='data/tiny train has a token id 60000, outside of its 257'):
         train('--max_iters=200', '--eval_interval=1000')
-    assert load()['iter_num'] == 0
+    assert not Path('out/ckpt.pt').exists()  # no step was done that would be worth one
 
 
 @pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('meta.json', b'{}'), ('tokenizer.json', b'{}'),
@@ -489,7 +489,6 @@ def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monk
     corrupt(100)  # one of the two processes meets it
     one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, status=1),
                 'has a token id 60000')
-    assert load()['iter_num'] == 0
 
 
 @pytest.mark.skipif(sys.platform == 'win32', reason='limits the size of files by ulimit')
