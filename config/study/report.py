@@ -77,7 +77,7 @@ def errors_needed(seeds, comparisons):
     if seeds < 2:
         return math.inf
     df, step = seeds - 1, 1e-3
-    scale = math.gamma((df + 1) / 2) / math.sqrt(df * math.pi) / math.gamma(df / 2)
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
     t = inside = 0
     while inside < 1 - 0.05 / comparisons:
         inside += 2 * step * scale * (1 + (t + step / 2) ** 2 / df) ** (-(df + 1) / 2)
@@ -172,8 +172,8 @@ def rho_table(study, probed):
                          f'{statistics.correlation(range(len(means)), means):+.2f}'])
     most = max(len(row) for row in rows) - 2
     rows = [[*row[:-1], *[''] * (most + 2 - len(row)), row[-1]] for row in rows]
-    return ('rho, the cosine of what a layer\'s FFN adds with the stream that enters the layer, and its correlation with '
-            'depth:\n\n' + table(['arm', *(f'layer {layer}' for layer in range(most)), 'with depth'], rows))
+    return ('rho, the cosine of what the FFN of a layer adds with the stream that enters the layer, and how it is '
+            'correlated with depth:\n\n' + table(['arm', *(f'layer {layer}' for layer in range(most)), 'depth'], rows))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ import torch  # noqa: E402
 
 import prepare  # noqa: E402
 from configurator import configure, fail  # noqa: E402
-from model import GPTConfig, budget, ffn_widths, resolve_device  # noqa: E402
+from model import GPTConfig, budget, ffn_widths, resolve_device, shape_of  # noqa: E402
 from report import TRIAL_SEED, report, section, write  # noqa: E402
 
 scale = 'long'  # small, long, 113m, 440m, or the path of a file like scale_long.py
@@ -43,46 +43,28 @@ results_dir = ''  # the folder of the results; empty: that of this file
 
 configure(globals())
 
-PLAN = {  # what a scale file says to run.py
-    '_arms',  # names of files beside it; without: all
-    '_learning_rates',  # three or more, by one factor: trials choose one for each arm
-    '_init_stds',  # the same for the initial weights, chosen on uniform and hourglass_k8 and, if they agree, for all
-    '_short_arms',  # arms that are also trained for a quarter of the steps, on three seeds
+PLAN = {  # what a scale file says to this one, all optional
+    '_arms',  # the files of its arms, without .py; else all
+    '_more_arms',  # {name: arguments of train.py}
+    '_learning_rates',  # three or more, by one factor: each arm has trials of these
+    '_init_stds',  # the same for init_std, tried on uniform and hourglass_k8; where both choose one, all arms have it
+    '_short_arms',  # arms that are also trained for a quarter of the steps, with three seeds
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The arms
 
 
-def searches(scale):
-    """Further arms of a scale, {name: arguments of train.py}: what the papers searched, without what the files have.
-    All meet the budget exactly."""
-    found = {}
-    if scale == '113m':  # Liao et al.; at K = 4 but for the first
-        for k in (3, 4, 5, 6, 7, 9, 10):
-            found[f'k{k}'] = ['--ffn=hourglass', f'--n_mlp={k}']
-        for ratio, heads in ((0.75, 21), (0.5, 30), (0.42, 33), (0.25, 39)):
-            # d_h / d_model falls at one width and depth, so that attention, wider than the stream, takes the rest
-            found[f'to_attention_{ratio}'] = ['--ffn=hourglass', '--head_dim=64', f'--n_head={heads}']
-        for layers, width in ((39, 576), (22, 768), (12, 1024), (10, 1152), (6, 1536), (3, 2048)):
-            # d_model / L from 15 to 683, with d_h / d_model near 0.4 (0.33 to 0.42) and attention as wide as the stream
-            found[f'aspect_{width / layers:.0f}'] = ['--ffn=hourglass', f'--n_layer={layers}', f'--n_embd={width}',
-                                                     '--head_dim=64', f'--n_head={width // 64}']
-    if scale in ('113m', '440m'):  # Bayat et al.
-        found['step_middle'] = ['--ffn=tapered', '--taper=step', '--taper_start=0.75', '--taper_end=0.75']
-        for taper in ('linear', 'cosine', 'sigmoid'):
-            for excess in (0.25, 0.375, 0.5, 0.625, 0.75):
-                if taper == 'sigmoid' or excess != 0.5:
-                    found[f'{taper}_{1 + excess}'] = ['--ffn=tapered', f'--taper={taper}',
-                                                      f'--taper_start={1 + excess}', f'--taper_end={1 - excess}']
-    return found
+def plan_of(scale_file):
+    """What a scale file says to run.py."""
+    return {key: value for key, value in runpy.run_path(scale_file, settings_of([scale_file])).items() if key in PLAN}
 
 
-def arms_of(scale, plan):
+def arms_of(plan):
     """{name: arguments of train.py}, uniform first."""
     files = {path.stem for path in HERE.glob('*.py') if not path.stem.startswith('scale_')} - {'run', 'report'}
     names = plan.get('_arms') or sorted(files, key=lambda name: (name != 'uniform', name))
-    return {**{name: [str(HERE / f'{name}.py')] for name in names}, **searches(scale)}
+    return {**{name: [str(HERE / f'{name}.py')] for name in names}, **plan.get('_more_arms', {})}
 
 
 OF_AN_ARM = {field.name for field in fields(GPTConfig)} - {'vocab_size', 'block_size', 'dropout', 'init_std'}
@@ -93,10 +75,6 @@ NOT_OF_THE_RECIPE = {'out_dir', 'init_from', 'seed', 'compile', 'device', 'log_i
 def settings_of(arguments):
     """The settings that train.py would have with these arguments, a Config."""
     return configure({'__file__': str(ROOT / 'train.py')}, GPTConfig, argv=arguments)
-
-
-def shape_of(settings):
-    return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig)})
 
 
 def study_of(scale_file, arms):
@@ -136,7 +114,7 @@ def go_on(study, path):
     """The study with the runs of its file; refuses to mix what was not trained alike."""
     try:
         before = json.loads(path.read_text())
-        both = {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs']}
+        both = {**study, 'arms': {**before['arms'], **study['arms']}, 'runs': before['runs'] + study['runs']}
         pairs = [(key, before[key], study[key]) for key in ('data', 'torch')]
         pairs += [(key, before['recipe'].get(key, value), value) for key, value in study['recipe'].items()]
         pairs += [(f'arm {name}', before['arms'][name], arm) for name, arm in study['arms'].items()
@@ -154,6 +132,7 @@ def go_on(study, path):
 # ----------------------------------------------------------------------------------------------------------------------
 # Which runs. A task is what two runs of a study may differ in: {arm, seed, max_iters, learning_rate, init_std}.
 
+
 def loss_of(study, task):
     """The last validation loss of the run for a task, or None if there is none yet."""
     for run in study['runs']:
@@ -162,8 +141,8 @@ def loss_of(study, task):
 
 
 def choose(study, task, name, values):
-    """(the value of a setting that is best in trials, None while one is missing; the trials' tasks). As long as the best
-    of several is the first or the last, another one follows, by the same factor; a single value needs no trial."""
+    """(the value of a setting that is best in trials, None while one is missing; the tasks of the trials). As long as
+    the best of several is the first or the last, another follows, by the same factor; a single one needs no trial."""
     values = list(values)
     while len(values) > 1:
         tasks = [{**task, name: value} for value in values]
@@ -320,8 +299,8 @@ def main():
             fail(f'{name}={value}: must be at least 0')
     beside = HERE / f'scale_{scale}.py'
     name, scale_file = (scale, str(beside)) if beside.exists() else (Path(scale).stem, scale)
-    plan = {key: value for key, value in runpy.run_path(scale_file, settings_of([scale_file])).items() if key in PLAN}
-    arms = arms_of(scale, plan)
+    plan = plan_of(scale_file)
+    arms = arms_of(plan)
     wanted = {'uniform', *only.replace(',', ' ').split()} if only else set(arms)
     if not wanted <= set(arms):
         fail(f'only={only}: there is no arm {", ".join(sorted(wanted - set(arms)))}; there are {", ".join(arms)}')
