@@ -19,6 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
+import numpy as np  # noqa: E402
+
 from configurator import configure, fail  # noqa: E402
 
 results_dir = ''  # the folder of the results; empty: that of this file
@@ -136,6 +138,8 @@ Validation loss in nats per token; differences to uniform are paired by seed, ±
 In italics: beyond chance at the 5% level if it were the only comparison, {needed[0]:.1f} standard errors
 with {seeds} seeds; in bold: with all {n} allowed for, {needed[1]:.1f}. At the scatter of the median arm,
 a difference must reach {needed[0] * error:.4f} and {needed[1] * error:.4f} nats to be seen so."""
+    elif rows:
+        text += '\n\nWith one seed, what is chance cannot be told.'
     if len(tokens) > 1:
         short = compare(study, lengths(study)[1])
         text += '\n\nFinished runs of two lengths, minus uniform\'s:\n\n' + table(
@@ -180,6 +184,14 @@ def rho_table(study, probed):
 # In pictures
 
 
+def course(study, arm, max_iters):
+    """Tokens per parameter, mean differences to uniform and their errors, three arrays, at all evaluations but step 0."""
+    runs = [*runs_of(study, arm, max_iters).values(), *runs_of(study, 'uniform', max_iters).values()]
+    rows = [(tokens_per_parameter(study, step), *mean_and_error(differences(study, arm, max_iters, step).values()))
+            for step in sorted(set.intersection(*map(set, runs)) - {0})]
+    return np.array(rows).T
+
+
 def draw(studies, path):
     """Differences to uniform over tokens per parameter, a panel for each arm, all scales on its axes."""
     pyplot = plotting()
@@ -192,20 +204,14 @@ def draw(studies, path):
                                      layout='constrained')
     for axes, arm in zip(panels.flat, names):
         for i, (name, study) in enumerate(studies.items()):
-            for max_iters in lengths(study):
-                steps = sorted(set.intersection(*(set(losses) for losses in runs_of(study, arm, max_iters).values()),
-                                                *map(set, runs_of(study, 'uniform', max_iters).values()))
-                               - {0}) if differences(study, arm, max_iters) else []
-                if not steps:
+            for length in lengths(study):
+                if not differences(study, arm, length):
                     continue
-                x = [tokens_per_parameter(study, step) for step in steps]
-                means, errors = zip(*(mean_and_error(differences(study, arm, max_iters, step).values())
-                                      for step in steps))
-                if max_iters == lengths(study)[0]:
+                x, means, errors = course(study, arm, length)
+                if length == lengths(study)[0]:
                     axes.plot(x, means, color=f'C{i}', label=name)
-                    axes.fill_between(x, [m - e for m, e in zip(means, errors)],
-                                      [m + e for m, e in zip(means, errors)], color=f'C{i}', alpha=0.2, linewidth=0)
-                axes.errorbar(x[-1], means[-1], yerr=errors[-1], fmt='o', capsize=2, markersize=4, color=f'C{i}')
+                    axes.fill_between(x, means - errors, means + errors, color=f'C{i}', alpha=0.2, linewidth=0)
+                axes.errorbar(x[-1], means[-1], errors[-1], fmt='o', capsize=2, markersize=4, color=f'C{i}')
         axes.axhline(0, color='gray', linewidth=0.8)
         axes.set(title=arm, xscale='log', ylim=(-0.03, 0.05))
         axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20], [f'{tick:g}' for tick in ticks], minor=False)
