@@ -185,7 +185,7 @@ def rho_table(study, probed):
 
 
 def course(study, arm, max_iters):
-    """Tokens per parameter, mean differences to uniform and their errors, three arrays, at all evaluations but step 0."""
+    """Tokens per parameter, mean differences to uniform and their errors, three arrays, at all steps but 0."""
     runs = [*runs_of(study, arm, max_iters).values(), *runs_of(study, 'uniform', max_iters).values()]
     rows = [(tokens_per_parameter(study, step), *mean_and_error(differences(study, arm, max_iters, step).values()))
             for step in sorted(set.intersection(*map(set, runs)) - {0})]
