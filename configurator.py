@@ -30,7 +30,7 @@ from pathlib import Path
 
 
 class Config(dict):
-    """{name: value} of all settings. `given` are the names that a file or a flag has set, `defaults` what all were."""
+    """{name: value} of all settings. `given` holds the names that a file or a flag has set, `defaults` all defaults."""
 
     def __init__(self, defaults):
         super().__init__(defaults)

@@ -11,7 +11,9 @@ all the FFNs of a model is one table of hidden widths, n_layer rows of K, which 
 
 The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, since a gain before a
 linear layer could be folded into its matrix: so K MLPs hold exactly as many parameters as one that is K times as wide,
-and models of one budget match to the last parameter. With norm = 'olmo2' the block is that of OLMo-2, gains included.
+and models of one budget match to the last parameter. Two norms have no matrix of their own after them and so do lose
+something: the last one before a tied head, and that of queries and keys (qk_norm), whose scores are bounded by the root
+of head_dim. With norm = 'olmo2' the block is that of OLMo-2, gains included.
 
 The file goes from the shape through the layers to the whole model, GPT. What comes after that is not needed to
 understand it: other token mixers, what is written out for speed, what a shape costs and what it may be, the machine.
@@ -57,7 +59,7 @@ class GPTConfig:
     param_budget: int = 0  # parameters of token mixers and FFNs together, where ffn_width is 0
     ffn_multiple: int = 16  # the width of every MLP is a multiple of this
     n_mlp: int = 4  # K, the number of MLPs in every FFN of an hourglass
-    mlp_periods: str = ''  # Hope: '1,4,16' updates the MLPs of every FFN each 1, 4 and 16 steps; empty: all in each
+    mlp_periods: str = ''  # Hope: '1,4,16' changes the MLPs of every FFN each 1, 4 and 16 steps; empty: all in each
     taper: str = 'cosine'  # cosine, linear, sigmoid or step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # width of the last layer over the mean
@@ -66,6 +68,7 @@ class GPTConfig:
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0  # of attention, and of all that is added to the stream
     init_std: float = 0.02  # standard deviation of the initial weights
+    init_scaled: bool = True  # matrices that write to the stream start smaller, by the root of their number
 
     def __post_init__(self):
         check_shape(self)
@@ -310,14 +313,14 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self):
-        """Normal, with standard deviation init_std; of a matrix that writes to the stream, that over the root of the
-        number of such matrices. What a mixer has besides matrices starts as its class says."""
+        """Normal, with standard deviation init_std; that of matrices that write to the stream is divided by the root of
+        their number, with init_scaled. What a mixer has besides matrices starts as its class says."""
         modules = [self.embedding, *self.blocks.modules(), *([] if self.config.tie_embeddings else [self.head])]
-        writes = sum(getattr(module, 'to_stream', False) for module in modules)
+        writes = [module for module in modules if getattr(module, 'to_stream', False)]
         for module in modules:
             if isinstance(module, (nn.Embedding, Linear)):
-                scale = math.sqrt(writes) if getattr(module, 'to_stream', False) else 1
-                nn.init.normal_(module.weight, std=self.config.init_std / scale)
+                scaled = self.config.init_scaled and module in writes
+                nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
 
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
@@ -353,7 +356,7 @@ class GPT(nn.Module):
         return torch.optim.AdamW([group for group in groups if group['params']], learning_rate, betas, fused=True)
 
     def slow_parameters(self):
-        """(name, parameter, period) of those that mlp_periods has updated less often than in each step."""
+        """(name, parameter, period) of those that mlp_periods has changed less often than in each step."""
         periods = [int(period) for period in self.config.mlp_periods.split(',') if period]
         for name, module in self.named_modules():
             for i, (mlp, period) in enumerate(zip(module.mlps, periods) if isinstance(module, FFN) else []):
@@ -407,6 +410,7 @@ def sample(logits, temperature, top_k, top_p):
     """Draw a token (B, 1) from logits (B, vocab_size)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
+    temperature = max(temperature, 1e-30)  # of smaller ones float32 would make a division by 0
     p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)

@@ -9,9 +9,10 @@ A step's batch depends on the seed and the step alone, neither on the model nor 
 that differ in one setting differ in that alone.
 
 With mlp_periods = '1,4,16' the stack of MLPs learns at several rates, as in Hope's Continuum Memory System (Behrouz et
-al. 2025, "Nested Learning"): the l-th MLP of every layer is updated only every C_l steps, with the sum of the steps'
-gradients, each clipped. That is the update frequencies in training. It is not Hope's learning while reading: no weight
-changes within a sequence, nor after training.
+al. 2025, "Nested Learning"): the l-th MLP of every layer changes only every C_l steps, by the sum of the C_l updates
+that the optimizer has made meanwhile, each from the gradient at the weights that the model still had. That is the
+update frequencies in training. It is not Hope's learning while reading: no weight changes within a sequence, nor after
+training.
 """
 
 import functools
@@ -42,7 +43,7 @@ from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, sha
 
 # the run
 out_dir = 'out'  # folder of checkpoints and metrics.jsonl
-init_from = 'scratch'  # scratch, resume (from out_dir's checkpoint), or auto (resume where there is a checkpoint)
+init_from = 'scratch'  # scratch, resume (from ckpt.pt), auto (resume where there is one), best (with eval_only)
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
@@ -93,7 +94,7 @@ LIMITS = [  # settings, the least and the first too large value
     (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
     (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
     (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
-CHOICES = {'init_from': ('scratch', 'resume', 'auto'), 'compile': ('auto', True, False)}
+CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best'), 'compile': ('auto', True, False)}
 
 
 def check_settings(config):
@@ -103,16 +104,19 @@ def check_settings(config):
                 fail(f'{name}={config[name]}: must be at least {least} and below {end}')
     for name, values in CHOICES.items():
         if config[name] not in values:
-            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values))}'.lower())
+            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
+    if init_from == 'best' and not eval_only:
+        fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
 
 
 def find_checkpoint():
     """(its path, the checkpoint) in out_dir, or (None, None)."""
-    found = [path for path in (Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')) if path.exists()]
+    names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
+    found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
     if found and init_from == 'scratch':
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
-    if not found and init_from == 'resume':
-        fail(f'{out_dir}/ckpt.pt: no checkpoint to resume from')
+    if not found and init_from in ('resume', 'best'):
+        fail(f'{out_dir}/{names[0]}: no such checkpoint')
     if not found:
         return None, None
     try:
@@ -143,8 +147,12 @@ def say(text):
             show(text)
 
 
-rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
-                                (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))  # as torchrun has set them
+ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
+try:
+    rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
+                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+except (KeyError, ValueError) as error:
+    fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
 check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
@@ -157,7 +165,6 @@ globals().update(config)  # each setting is a variable of this script
 # ----------------------------------------------------------------------------------------------------------------------
 # The processes: one, or those of torchrun. One that fails says so in a line and leaves, and torchrun ends the others.
 
-ddp = 'WORLD_SIZE' in os.environ
 if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')
@@ -278,7 +285,7 @@ if device_type == 'cuda':
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 slow_parameters = list(raw_model.slow_parameters())
-pending = {}  # sums of their gradients since their last update
+ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
 if checkpoint:
     try:
@@ -286,12 +293,15 @@ if checkpoint:
         optimizer.load_state_dict(checkpoint['optimizer'])
     except (RuntimeError, ValueError) as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
-    pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
+    ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
     fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
-single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
+compiled = device_type == 'cuda' if compile == 'auto' else compile
+if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
+    fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
+single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters
@@ -305,6 +315,20 @@ def learning_rate_at(step):
         return learning_rate * (step + 1) / (warmup_iters + 1)
     progress = min(1, (step - warmup_iters) / max(1, lr_decay_iters - warmup_iters))
     return min_lr + (learning_rate - min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def update_weights():
+    """A step of the optimizer. It takes slow parameters further from where it left them; the model sees that only when
+    their period is over."""
+    seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
+    for name, parameter, _ in slow_parameters:
+        parameter.copy_(ahead.pop(name, parameter))
+    optimizer.step()
+    for name, parameter, period in slow_parameters:
+        if (step + 1) % period:
+            ahead[name] = parameter.clone()
+            parameter.copy_(seen[name])
 
 
 @torch.no_grad()
@@ -363,7 +387,7 @@ def save(name):
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
-                        **({'pending': pending} if pending else {})}, file)
+                        **({'ahead': ahead} if ahead else {})}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
@@ -502,12 +526,7 @@ while not eval_only:
     if not math.isfinite(loss + grad_norm):
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
              'the checkpoint is as it was')
-    for name, parameter, period in slow_parameters:
-        if name in pending:
-            parameter.grad += pending.pop(name)
-        if (step + 1) % period:
-            pending[name], parameter.grad = parameter.grad.clone(), None  # cloned, as DDP uses its memory again
-    optimizer.step()
+    update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
