@@ -116,17 +116,15 @@ def test_interrupted_and_gone_on_with(run_study):
     assert run['val_loss'] == curve('alone')
 
 
-def test_two_at_once_are_refused(toy):
-    study(*COMMAND)['lock'](Path('busy'))
-    with pytest.raises(SystemExit) as error:
-        study(*COMMAND)['lock'](Path('busy'))
-    assert re.fullmatch('busy is in use: another run.py, or runs that one.*', error.value.code)
-
-
 def test_a_run_that_fails_is_one_line(toy):
-    Path('toy.py').write_text(TOY + 'block_size = 10**6\n')
+    """As where another run.py is at work on it."""
+    scope = study(*COMMAND, '--only=uniform')
+    scope['subprocess'] = types.SimpleNamespace(Popen=lambda command, stdout, **_: stdout.write('in use') and
+                                                types.SimpleNamespace(poll=lambda: 1, terminate=lambda: None))
     with pytest.raises(SystemExit, match='^uniform-0-.* left without finishing: see the end of out-.*/log.txt$'):
-        study(*COMMAND)['main']()
+        scope['main']()
+    log, = Path().glob('out-study-toy-*/uniform-0-*/log.txt')
+    assert log.read_text() == 'in use' and not results()
 
 
 @pytest.mark.parametrize('change, message', [

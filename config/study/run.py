@@ -67,7 +67,8 @@ def arms_of(plan):
     return {**{name: [str(HERE / f'{name}.py')] for name in names}, **plan.get('_more_arms', {})}
 
 
-OF_AN_ARM = {field.name for field in fields(GPTConfig)} - {'vocab_size', 'block_size', 'dropout', 'init_std'}
+OF_AN_ARM = {field.name for field in fields(GPTConfig)} - {'vocab_size', 'block_size', 'dropout', 'init_std',
+                                                           'init_scaled'}
 NOT_OF_THE_RECIPE = {'out_dir', 'init_from', 'seed', 'compile', 'device', 'log_interval', 'sample_tokens', 'eval_only',
                      'wandb_log', 'wandb_project', 'wandb_run_name'}
 
@@ -194,8 +195,6 @@ def train_all(study, path, scale_file, plan, arms, folder):
     running, stopping, failed = {}, [], None  # running: {slot: (process, task, folder of the run)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopping.append(number))
-    if waiting():
-        lock(folder)
     try:
         while running or (waiting() and not stopping):
             for slot in set(range(jobs or gpus or os.cpu_count())) - set(running):
@@ -229,23 +228,8 @@ def train_all(study, path, scale_file, plan, arms, folder):
         print(f'stopped, with {len(waiting())} runs not finished: run it again to go on', flush=True)
 
 
-def lock(folder):
-    """Hold a folder for this process and the runs that it starts; ends the program if another holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / 'lock', os.O_CREAT | os.O_RDWR)
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # no such locks on Windows
-    except OSError:
-        fail(f'{folder} is in use: another run.py, or runs that one has left behind, are still at work: '
-             'wait for their end, or stop them')
-    os.set_inheritable(file, True)
-
-
 def start(out, scale_file, arguments, task, recipe, gpu):
-    """Start train.py, on one thread or one GPU, and with it what measures rho."""
+    """Start train.py, on one thread or one GPU."""
     out.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in task.items() if name != 'arm'}
     settings['min_lr'] = float(f'{task["learning_rate"] * recipe["min_lr"] / recipe["learning_rate"]:.6g}')
@@ -253,8 +237,7 @@ def start(out, scale_file, arguments, task, recipe, gpu):
                f'--compile={compile}', *(f'--{name}={value}' for name, value in settings.items())]
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **({} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)})}
     with open(out / 'log.txt', 'a') as log:  # a session of its own: Ctrl-C reaches it through train_all alone
-        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True,
-                                close_fds=False)  # they hold the lock as well
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def result_of(out, task, probed):
