@@ -23,5 +23,5 @@ sample_tokens = 0
 _arms = ['uniform', 'hourglass_k8', 'step_reversed', 'cosine', 'moved', 'step', 'cosine_reversed', 'hourglass_k2',
          'wider', 'tapered_hourglass']
 _init_stds = 0.06, 0.09, 0.13
-_learning_rates = 3e-3, 6e-3, 1.2e-2
+_learning_rates = 1.5e-3, 3e-3, 6e-3
 _short_arms = 'uniform', 'hourglass_k8', 'moved', 'cosine'
