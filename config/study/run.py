@@ -68,7 +68,7 @@ def arms_of(plan):
 
 
 OF_AN_ARM = {field.name for field in fields(GPTConfig)} - {'vocab_size', 'block_size', 'dropout', 'init_std',
-                                                           'init_scaled'}
+                                                           'init_scaled', 'norm_eps'}
 NOT_OF_THE_RECIPE = {'out_dir', 'init_from', 'seed', 'compile', 'device', 'log_interval', 'sample_tokens', 'eval_only',
                      'wandb_log', 'wandb_project', 'wandb_run_name'}
 
