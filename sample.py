@@ -44,7 +44,7 @@ probe = False  # measure the alignment of each FFN with the stream instead of sa
 probe_tokens = 65536  # validation tokens of the probe, the first ones, or all if there are fewer
 dataset = ''  # data set of the probe; empty: that of the run, of which hf: has none
 device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
-dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast, else float16 on a GPU, else float32
 
 config = configure(globals(), files_of=('train.py', GPTConfig))
 is_pretrained = checkpoint.startswith('hf:')
@@ -290,6 +290,8 @@ def run_probe(model, tokenizer, dataset, step):
 
 try:
     device, compute_dtype = resolve_device(device, 'float32' if probe else dtype)
+    if torch.device(device).type == 'cuda':
+        torch.set_float32_matmul_precision('high')  # TF32, as in training
     torch.manual_seed(seed)
     model, tokenizer, trained_on, step = load()
     if not all(weight.isfinite().all() for weight in model.parameters()):

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail, show
-from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, shape_of
+from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
@@ -78,7 +78,7 @@ lr_decay_iters = 0  # step at which the learning rate has fallen to min_lr, alon
 min_lr = 3e-4  # learning rate from lr_decay_iters on
 # the machine
 device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
-dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast, else float16 on a GPU, else float32
 compile = 'auto'  # torch.compile: true, false, or auto: on a GPU
 
 config = configure(globals(), GPTConfig)
@@ -299,6 +299,7 @@ if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
 raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
 slow_parameters = list(raw_model.slow_parameters())
 ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
@@ -306,6 +307,8 @@ if checkpoint:
     try:
         raw_model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
+        if checkpoint.get('scaler'):
+            scaler.load_state_dict(checkpoint['scaler'])
     except (RuntimeError, ValueError) as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
@@ -316,12 +319,15 @@ if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_
 compiled = device_type == 'cuda' if compile == 'auto' else compile
 if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
     fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
+if compiled:  # with Titans block by block, each shape to train and to evaluate: allow for so many
+    torch._dynamo.config.cache_size_limit += 2 * len(set(map(tuple, ffn_widths(model_config))))
 single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in parameters else 'broadcast_buffers'  # of old
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
+                                    bucket_cap_mb=100,  # compiled, a bucket is a graph: with 25, 1.3B are 120 of them
                                     gradient_as_bucket_view=True, **{sync_buffers: False})
 
 
@@ -339,7 +345,8 @@ def update_weights():
     seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
     for name, parameter, _ in slow_parameters:
         parameter.copy_(ahead.pop(name, parameter))
-    optimizer.step()
+    scaler.step(optimizer)  # in float16, changes nothing if a gradient is infinite
+    scaler.update()
     for name, parameter, period in slow_parameters:
         if (step + 1) % period:
             ahead[name] = parameter.clone()
@@ -364,7 +371,9 @@ def evaluate(data):
         for batch in batches[round_:][rank:rank + 1]:
             idx, targets = read_windows(data, *batch)
             whole = idx.shape == (batch_size, block_size)  # for any other shape the model would be compiled anew
-            losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1].cpu().double().numpy()
+            with prefer_cudnn(device):
+                losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
+            losses = losses.cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
             nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
             n_bytes += bytes_of.sum()
@@ -400,6 +409,7 @@ def save(name):
     try:
         with open(temporary, 'wb') as file:
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
+                        'scaler': scaler.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
                         **({'ahead': ahead} if ahead else {})}, file)
@@ -482,7 +492,7 @@ PEAK_FLOPS = {'GB200': 2500e12, 'B200': 2250e12, 'H200 NVL': 835e12, 'H200': 989
               'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'RTX 4090': 165e12,
               'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these that is in its name
 gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
-peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and dtype != 'float32'), None)
+peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and compute_dtype != torch.float32), None)
 counts = budget(model_config)
 tokens_per_step = gradient_accumulation_steps * batch_size * block_size
 say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} mixer, {counts["ffn"]:,} FFN, '
@@ -531,23 +541,26 @@ while not eval_only:
     for i, (idx, targets) in enumerate(batches):
         if ddp:
             model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
-        micro_loss = model(idx, targets)[1] / micro_steps
-        micro_loss.backward()
+        with prefer_cudnn(device):
+            micro_loss = model(idx, targets)[1] / micro_steps
+        scaler.scale(micro_loss).backward()
         loss = loss + micro_loss.detach()
+    scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
     loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
     loss, stopping = sum_over_processes(loss / world_size, stop_requested)
-    if not math.isfinite(loss + grad_norm):
-        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
-             'the checkpoint is as it was')
+    if not math.isfinite(loss) or not math.isfinite(grad_norm) and scaler.get_scale() <= 1:  # as it is without one
+        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
+             f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
     update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
         speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
         clock, clock_step = time.perf_counter(), step + 1
-        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr, 'grad_norm': grad_norm,
+        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
+                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
                    'tokens_per_second': speed}
         if peak_flops:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)

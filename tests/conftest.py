@@ -1,9 +1,11 @@
 import contextlib
 import io
+import multiprocessing
 import os
 import random
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,18 @@ import torch
 import prepare
 
 ROOT = Path(__file__).parent.parent
+# For what is as small as here, one thread is faster than several; also in the processes that tests start.
+torch.set_num_threads(1)
+os.environ['OMP_NUM_THREADS'] = '1'
+# The processes of start_script() are forked off one that has imported already what takes seconds.
+forkserver = multiprocessing.get_context('forkserver')
+forkserver.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
+
+
+def pytest_configure(config):
+    """List the slowest ten tests at the end of every run."""
+    if config.option.durations is None:
+        config.option.durations = 10
 
 
 def script(name, *args):
@@ -28,16 +42,53 @@ def script(name, *args):
                 signal.signal(number, handler)
 
 
+def run_and_print_to(path, environment, name, args):
+    os.environ.update(environment)
+    with open(path, 'w') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    script(name, *args)
+
+
+def start_script(name, *args, printed='printed', **environment):
+    """Start a script in a process of its own, which prints into a file of this name."""
+    process = forkserver.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
+    process.start()
+    return process
+
+
+def start_ranks(n, name, *args):
+    """Start a script in n processes as torchrun does, but for its care for those that fail."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        shared = dict(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(free.getsockname()[1]))
+    return [start_script(name, *args, printed=f'printed{rank}', RANK=str(rank), LOCAL_RANK=str(rank), **shared)
+            for rank in range(n)]
+
+
+def torchrun(n):
+    return [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a script in a folder of its own and look at what it leaves and prints: run('train.py', '--max_iters=3').
-    With processes=2 under torchrun; else, unless alone=True, in this process, which has imported torch already."""
-    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=120):
-        if processes or alone:
-            torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']
-            command = [sys.executable, *(torchrun if processes else []), str(ROOT / name), *args]
-            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1', **(env or {})},
-                                  capture_output=True, text=True, timeout=timeout)
+    With processes=2 in two, and by torchrun if alone=True; else, unless alone=True, in this one, which has imported
+    torch already."""
+    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=300):
+        if alone:
+            command = [*(torchrun(processes) if processes else [sys.executable]), str(ROOT / name), *args]
+            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True,
+                                  text=True, timeout=timeout)
+        elif processes:
+            monkeypatch.chdir(tmp_path)
+            ranks = start_ranks(processes, name, *args)
+            for process in ranks:
+                process.join(timeout)
+            code = next((process.exitcode for process in ranks if process.exitcode != 0), 0)
+            printed = ''.join(Path(f'printed{rank}').read_text() for rank in range(processes))
+            done = subprocess.CompletedProcess(args, code, printed, '')
         else:
             out, err, code = io.StringIO(), io.StringIO(), 0
             monkeypatch.chdir(tmp_path)
