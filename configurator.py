@@ -1,24 +1,27 @@
 """
-The settings of a script are its own variables: no schema, no parser to keep in step.
+The settings of a script are its own variables, and the fields of a dataclass: no schema, no parser to keep in step.
 
     # train.py
     batch_size = 16  # sequences per micro-step
     learning_rate = 1e-3  # peak, after the warm-up
+    n_layer = 4  # overrides the default of GPTConfig.n_layer, whose comment explains it
     ...
-    config = configure(globals())
+    config = configure(globals(), GPTConfig)
 
 Then `python train.py config/hourglass_113m.py --batch_size=32` runs the file, sets what it assigns, then what the
 flags assign, in this order. A file is Python and sees the values so far; names that begin with an underscore are its
-own. `--help` prints the variables with the comments beside them. `--name` alone sets a bool to true.
+own. `--help` prints the settings with the comments beside them. `--name` alone sets a bool to true.
 """
 
 import ast
 import difflib
+import inspect
 import io
 import os
 import signal
 import symtable
 import sys
+import textwrap
 import time
 import tokenize
 import traceback
@@ -27,47 +30,51 @@ from pathlib import Path
 
 
 class Config(dict):
-    """{name: value} of all settings; `given` holds the names that a file or a flag has set."""
+    """{name: value} of all settings. `given` holds the names that a file or a flag has set, `defaults` all defaults."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.given = set()
+    def __init__(self, defaults):
+        super().__init__(defaults)
+        self.defaults, self.given = dict(defaults), set()
 
 
-def configure(script, also=None, argv=None):
-    """Apply config files and flags to the variables of a script.
+def configure(script, dataclass=None, files_of=None, argv=None):
+    """Apply config files and flags to the variables of a script and to the fields of a dataclass.
 
-    script: its globals(), changed in place. also: a second script, beside the first, whose names are accepted as
-    well; they end up in the result only. argv: the arguments, those of the command line if None.
-    Returns the Config; ends the program with one line if an argument is wrong.
+    script: its globals(), in which its own variables are set. dataclass: its fields are settings too, with the script's
+    value as their default where the script has a variable of that name. files_of: (script, dataclass) of another
+    script in the same folder, whose config files are accepted: what only they know is no flag here. The fields then
+    have their defaults from there. argv: the arguments, those of the command line if None.
+    Returns the Config of all these names; ends the program with one line if an argument is wrong.
     """
     argv = sys.argv[1:] if argv is None else argv
     path = Path(script['__file__'])
-    own = settings(path)
-    others = settings(path.with_name(also)) if also else {}
-    others = {name: setting for name, setting in others.items() if name not in own}
-    known = {**own, **others}
+    own, fields = settings(path, dataclass)
+    others = {}
+    if files_of:
+        theirs, rest = settings(path.with_name(files_of[0]), files_of[1])
+        others = {**rest, **theirs}
+        fields = {name: others.get(name, setting) for name, setting in fields.items()}
+    flags = {**own, **fields}
+    known = {**others, **flags}
     if '--help' in argv or '-h' in argv:
-        for title, names in ((script['__doc__'].strip(), own), (f'\nand of {also}, where it has a say:', others)):
-            if names:
-                print(title + '\n')
-            for name, (default, comment) in names.items():
-                default = str(default).lower() if isinstance(default, bool) else default
-                print(f'  --{name}={default}'.ljust(40), comment)
+        show(script['__doc__'].strip() + describe(own))
+        if fields:
+            show('\n' + dataclass.__doc__.strip().splitlines()[0] + describe(fields))
         sys.exit()
     config = Config({name: default for name, (default, _) in known.items()})
     for arg in argv:
         if not arg.startswith('-'):
-            assigned = run_file(find(arg, path.parent), config)
+            allowed, assigned = known, run_file(find(arg, path.parent), config)
         else:
             name, equals, text = arg.lstrip('-').partition('=')
             if not equals and type(config.get(name)) is not bool:
                 fail(f'{arg}: a flag is written --name=value')
-            assigned = {name: parse(text, config.get(name)) if equals else True}
+            allowed, assigned = flags, {name: parse(text, config.get(name)) if equals else True}
         for name, value in assigned.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                fail(f'{arg}: there is no setting {name!r}' + (f'; did you mean {near[0]!r}?' if near else ''))
+            if name not in allowed:
+                near = difflib.get_close_matches(name, allowed, n=1)
+                fail(f'{arg}: {name} is a setting of {files_of[0]}, which has no say here' if name in known else
+                     f'{arg}: there is no setting {name!r}' + (f'; did you mean {near[0]!r}?' if near else ''))
             config[name] = convert(value, known[name][0], f'{arg}: {name}')
             config.given.add(name)
     script.update({name: config[name] for name in own})
@@ -76,25 +83,49 @@ def configure(script, also=None, argv=None):
 
 def fail(message):
     """End the program with one line on stderr and status 1. Under torchrun, one process of a machine speaks for all."""
-    if int(os.environ.get('LOCAL_RANK', 0)) > 0:
+    rank = os.environ.get('LOCAL_RANK', '0')
+    if rank.isdecimal() and int(rank) > 0:
         # torchrun ends every process as soon as one has left: leave the first the time to speak.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(15)
     raise SystemExit(' '.join(str(message).split()))
 
 
-def settings(path):
-    """{name: (default, comment)} of a script's lower-case variables with a literal value, up to its configure()."""
+def show(text='', end='\n'):
+    """Print, whatever stdout is: characters that it cannot show are replaced; where it is full, or its reader has left
+    as head does, this and all that follows is dropped."""
+    try:
+        encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
+        print(text.encode(encoding, 'replace').decode(encoding), end=end, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')
+
+
+def settings(path, dataclass):
+    """The settings of a script, and those of the dataclass that the script does not have, each as {name: (default,
+    comment)}."""
+    fields = {}
+    if dataclass:
+        source = textwrap.dedent(inspect.getsource(dataclass))
+        fields = literals(source, ast.parse(source).body[0].body)
     source = path.read_text(encoding='utf-8')
+    own = {name: (default, comment or fields.get(name, ('', ''))[1])
+           for name, (default, comment) in literals(source, top_level(ast.parse(source))).items()}
+    return own, {name: setting for name, setting in fields.items() if name not in own}
+
+
+def literals(source, statements):
+    """{name: (default, comment)} of the lower-case names that statements give a literal value, up to a configure()."""
     comments = {token.start[0]: token.string.lstrip('# ')
                 for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT}
     found = {}
-    for node in top_level(ast.parse(source)):
+    for node in statements:
         if 'configure(globals()' in ast.unparse(node):
             break
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.islower():
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, 'target', None)
+        if isinstance(target, ast.Name) and target.id.islower():
             try:
-                found[node.targets[0].id] = ast.literal_eval(node.value), comments.get(node.lineno, '')
+                found[target.id] = ast.literal_eval(node.value), comments.get(node.lineno, '')
             except ValueError:
                 pass  # computed, so not a setting
     return found
@@ -107,6 +138,15 @@ def top_level(module):
             yield from node.body
         elif isinstance(node, (ast.Assign, ast.Expr)):
             yield node
+
+
+def describe(settings):
+    """The lines of --help."""
+    lines = ['\n']
+    for name, (default, comment) in settings.items():
+        default = str(default).lower() if isinstance(default, bool) else default
+        lines.append(f'  --{name}={default}'.ljust(40) + comment)
+    return '\n'.join(lines)
 
 
 def find(name, folder):
@@ -141,7 +181,7 @@ def parse(text, default):
         return text.lower() == 'true'
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except Exception:  # whatever Python's parser does not like
         return text
 
 

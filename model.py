@@ -9,18 +9,17 @@ all the FFNs of a model is one table of hidden widths, n_layer rows of K, which 
     tapered             K = 1, widths that fall with depth (Bayat, Behrouz and Courville, arXiv 2606.23670)
     tapered_hourglass   both
 
-The token mixer is one of three, at any of these shapes:
-
-    attention   causal softmax attention
-    gated       the same with its output gated by sigmoid(W x) (Qiu et al., arXiv 2505.06708)
-    titans      a memory that learns while it reads (Behrouz et al., arXiv 2501.00663)
-
 The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, since a gain before a
 linear layer could be folded into its matrix: so K MLPs hold exactly as many parameters as one that is K times as wide,
-and models of one budget match to the last parameter. With norm = 'olmo2' the block is that of OLMo-2, gains included.
+and models of one budget match to the last parameter. Two norms have no matrix of their own after them and so do lose
+something: the last one before a tied head, and that of queries and keys (qk_norm), whose scores are bounded by the root
+of head_dim. With norm = 'olmo2' the block is that of OLMo-2, gains included.
 
-`python model.py config/hourglass_113m.py --baseline=config/standard_113m.py` prints the budget without building
-anything.
+The file goes from the shape through the layers to the whole model, GPT. What comes after that is not needed to
+understand it: other token mixers, what is written out for speed, what a shape costs and what it may be, the machine.
+
+`python model.py config/hourglass_113m.py --baseline=config/standard_113m.py` prints what a shape costs without
+building anything.
 """
 
 import copy
@@ -37,243 +36,139 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The shape of a model and what it costs
-
 
 @dataclass
 class GPTConfig:
-    """The shape of a model, its size stated as ffn_width or as param_budget. Raises ValueError if it cannot be had."""
+    """The shape of a model.
 
-    vocab_size: int = 50257  # true size; the table is padded to a multiple of 64, the logits are not
-    block_size: int = 1024  # longest context, in tokens
-    n_layer: int = 12
-    n_head: int = 12
+    Raises ValueError if it cannot be had: see check_shape, which also fills in n_kv_head and head_dim.
+    """
+
+    vocab_size: int = 50257  # token ids; the table is padded to a multiple of 64, the logits are not
+    block_size: int = 1024  # tokens of the longest context
+    n_layer: int = 12  # layers, each a token mixer and an FFN
+    n_head: int = 12  # heads of the token mixer
     n_kv_head: int = 0  # heads of keys and values; 0: n_head
-    head_dim: int = 0  # 0: n_embd // n_head; else attention has a width of its own, n_head * head_dim
+    head_dim: int = 0  # width of a head; 0: n_embd // n_head
     n_embd: int = 768  # d_model, the width of the residual stream
-    mixer: str = 'attention'  # or gated, titans
+    mixer: str = 'attention'  # attention, gated or titans
     memory_chunk: int = 64  # tokens that Titans' memory reads between two looks at its own weights
-    norm: str = 'pre'  # x + f(norm(x)); or olmo2: x + norm(f(x)), and queries and keys normed whole, all with gains
-    ffn: str = 'standard'  # or hourglass, tapered, tapered_hourglass
+    norm: str = 'pre'  # pre: x + f(norm(x)); or olmo2: x + norm(f(x)), and queries and keys are normed, all with gains
+    ffn: str = 'standard'  # standard, hourglass, tapered or tapered_hourglass
     ffn_width: int = 0  # hidden units of a layer, the mean over the depth; 0: what meets param_budget
-    param_budget: int = 0  # parameters of mixers and FFNs together; 0: what ffn_width gives
-    ffn_multiple: int = 16  # every MLP's width is a multiple of this
-    n_mlp: int = 4  # K, the MLPs of a hourglass FFN
-    mlp_periods: str = ''  # Hope: '1,4,16' updates the l-th MLP of every FFN each 1, 4, 16 steps; empty: all in each
-    taper: str = 'cosine'  # or linear, sigmoid, step
+    param_budget: int = 0  # parameters of token mixers and FFNs together, where ffn_width is 0
+    ffn_multiple: int = 16  # the width of every MLP is a multiple of this
+    n_mlp: int = 4  # K, the number of MLPs in every FFN of an hourglass
+    mlp_periods: str = ''  # Hope: '1,4,16' changes the MLPs of every FFN each 1, 4 and 16 steps; empty: all in each
+    taper: str = 'cosine'  # cosine, linear, sigmoid or step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # width of the last layer over the mean
-    rope_theta: float = 10000.0
+    rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
-    dropout: float = 0.0
-    init_std: float = 0.02  # of the initial weights
+    dropout: float = 0.0  # of attention, and of all that is added to the stream
+    init_std: float = 0.02  # standard deviation of the initial weights
+    init_scaled: bool = True  # matrices that write to the stream start smaller, by the root of their number
 
     def __post_init__(self):
-        for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'memory_chunk', 'ffn_multiple',
-                     'n_mlp'):
-            self.require(getattr(self, name) >= 1, name, 'must be at least 1')
-        for name in ('n_kv_head', 'head_dim', 'ffn_width', 'param_budget'):
-            self.require(getattr(self, name) >= 0, name, 'must not be negative')
-        self.require(self.head_dim or self.n_embd % self.n_head == 0, 'n_head',
-                    f'must divide n_embd={self.n_embd}, unless head_dim is given')
-        self.head_dim = self.head_dim or self.n_embd // self.n_head
-        self.require(self.mixer in MIXERS, 'mixer', f'must be one of {", ".join(MIXERS)}')
-        self.require(self.norm in ('pre', 'olmo2'), 'norm', 'must be one of pre, olmo2')
-        if self.mixer == 'titans':
-            self.require(self.n_kv_head == 0, 'n_kv_head', 'must be 0 with mixer=titans: every head has its own memory')
-            self.require(not self.qk_norm, 'qk_norm', 'must be off with mixer=titans: its queries and keys have norm 1')
-        else:
-            self.n_kv_head = self.n_kv_head or self.n_head
-            self.require(self.n_head % self.n_kv_head == 0, 'n_kv_head', f'must divide n_head={self.n_head}')
-        self.require(not (self.qk_norm and self.norm == 'olmo2'), 'qk_norm', 'must be off with norm=olmo2, which has '
-                     'norms of queries and keys of its own')
-        self.require(self.head_dim % 2 == 0, 'head_dim', 'must be even: rotary embeddings turn pairs')
-        if self.mlp_periods:
-            self.require(re.fullmatch('[1-9][0-9]*(,[1-9][0-9]*)*', self.mlp_periods), 'mlp_periods',
-                         "must be numbers of steps, like '1,4,16'")
-            self.require('hourglass' in self.ffn, 'mlp_periods', 'needs ffn=hourglass or tapered_hourglass')
-            self.require(self.mlp_periods.count(',') + 1 == self.n_mlp, 'mlp_periods',
-                         f'must have a number for each of n_mlp={self.n_mlp} MLPs')
-        self.require(self.rope_theta > 0, 'rope_theta', 'must be positive')
-        self.require(0 < self.init_std < math.inf, 'init_std', 'must be positive')
-        self.require(0 <= self.dropout < 1, 'dropout', 'must be at least 0 and below 1')
-        self.require(self.ffn in FFN_KINDS, 'ffn', f'must be one of {", ".join(FFN_KINDS)}')
-        if 'tapered' in self.ffn:
-            self.require(self.taper in TAPERS, 'taper', f'must be one of {", ".join(TAPERS)}')
-            self.require(self.n_layer > 1, 'n_layer', 'a taper needs at least 2 layers')
-            for name in ('taper_start', 'taper_end'):
-                self.require(0 < getattr(self, name) < math.inf, name, 'must be positive: no layer is left without FFN')
-            self.require(self.taper != 'step' or self.taper_start + self.taper_end < 3, 'taper_start',
-                         f'leaves the middle layers of a step nothing, 3 - start - end with taper_end={self.taper_end}')
-        size = 'param_budget' if self.param_budget else 'ffn_width'
-        self.require(min(map(min, ffn_widths(self))) > 0, size,
-                     f'leaves some MLP less than one unit of ffn_multiple={self.ffn_multiple}')
+        check_shape(self)
 
-    def require(self, ok, name, why):
-        if not ok:
-            raise ValueError(f'{name}={getattr(self, name)!r}: {why}')
+    @property
+    def is_hourglass(self):
+        return self.ffn in ('hourglass', 'tapered_hourglass')
+
+    @property
+    def is_tapered(self):
+        return self.ffn in ('tapered', 'tapered_hourglass')
 
 
-MIXERS = ('attention', 'gated', 'titans')
-FFN_KINDS = ('standard', 'hourglass', 'tapered', 'tapered_hourglass')
-TAPERS = ('cosine', 'linear', 'sigmoid', 'step')
+# ----------------------------------------------------------------------------------------------------------------------
+# The shape of all FFNs
 
 
 def ffn_widths(config):
-    """The hidden widths of every MLP, a list of n_layer rows of K.
+    """The hidden widths of all MLPs, a list of n_layer rows of K.
 
     All hidden units of the model are dealt to the layers in proportion to the taper, then evenly to the K MLPs of each
     layer, in units of ffn_multiple. Nothing is lost in rounding: widths add up to the same total for every kind of FFN.
     """
-    weights = taper_weights(config) if 'tapered' in config.ffn else [1] * config.n_layer
-    n_mlp = config.n_mlp if 'hourglass' in config.ffn else 1
-    layers = deal(hidden_units(config) // config.ffn_multiple, weights)
-    return [[config.ffn_multiple * share for share in deal(layer, [1] * n_mlp)] for layer in layers]
+    unit, n_mlp = config.ffn_multiple, config.n_mlp if config.is_hourglass else 1
+    layers = deal(hidden_units(config) // unit, layer_weights(config))
+    return [[unit * share for share in deal(layer, [1] * n_mlp)] for layer in layers]
 
 
 def deal(total, weights):
-    """Split an integer in proportion to the weights: by largest remainder, ties to the earlier."""
-    per_weight = Fraction(total) / sum(weights)
-    exact = [weight * per_weight for weight in weights]
+    """Split an integer in proportion to the weights, by largest remainder: deal(10, [3, 2, 1]) is [5, 3, 2].
+
+    Every share is rounded down, and what is then left goes one by one to those that lost most, of equals the earlier.
+    """
+    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
     shares = [math.floor(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
-    for i in by_remainder[:total - sum(shares)]:
+    most_lost_first = sorted(range(len(shares)), key=lambda i: shares[i] - exact[i])
+    for i in most_lost_first[:total - sum(shares)]:
         shares[i] += 1
     return shares
 
 
-def taper_weights(config):
-    """Relative FFN widths over the depth, from taper_start to taper_end, as exact fractions.
+TAPERS = {  # the curve of each taper, from 1 at t = 0, the first layer, to 0 at t = 1, the last
+    'cosine': lambda t: (1 + math.cos(math.pi * t)) / 2,
+    'linear': lambda t: 1 - t,
+    'sigmoid': lambda t: (1 + math.tanh(5 * (0.5 - t)) / math.tanh(2.5)) / 2,  # of 10 (1/2 - t), stretched to both ends
+    'step': None}  # by thirds of the depth
 
-    With t = layer / (L - 1), cosine is w(t) = end + (start - end) / 2 * (1 + cos(pi t)) (Bayat et al.). All but the
-    step are odd about the middle of the depth: functions of c = 1 - 2t, which falls from 1 to -1. Rounding keeps them
-    odd, so that the mean of the weights is exactly (start + end) / 2.
+
+def layer_weights(config):
+    """The FFN width of each layer over the mean, as exact fractions: where there is a taper, with t = layer / (L - 1),
+
+        w(t) = end + (start - end) * curve(t)       for the cosine, curve(t) = (1 + cos(pi t)) / 2 (Bayat et al.)
+
+    A step has thirds of the depth at start and at end, and between them what makes the mean 1.
     """
     L, start, end = config.n_layer, Fraction(str(config.taper_start)), Fraction(str(config.taper_end))
+    if not config.is_tapered:
+        return [1] * L
     if config.taper == 'step':
         third = max(1, L // 3)
-        return [start] * third + [3 - start - end] * (L - 2 * third) + [end] * third
-    curve = {'linear': lambda c: c,
-             'cosine': lambda c: to_fraction(math.sin(math.pi / 2 * c)),
-             'sigmoid': lambda c: to_fraction(math.tanh(2.5 * c) / math.tanh(2.5))}[config.taper]
-    return [(start + end) / 2 + (start - end) / 2 * curve(Fraction(L - 1 - 2 * layer, L - 1)) for layer in range(L)]
-
-
-def to_fraction(x):
-    return Fraction(round(x * 10**12), 10**12)
+        middle = L - 2 * third
+        return [start] * third + [(L - third * (start + end)) / (middle or 1)] * middle + [end] * third
+    curve = [Fraction(TAPERS[config.taper](Fraction(layer, L - 1))).limit_denominator(10**6) for layer in range(L)]
+    return [end + (start - end) * c for c in curve]
 
 
 def hidden_units(config):
-    """The hidden units of all FFNs of the model together, from ffn_width or param_budget. Raises ValueError."""
-    c = config
-    c.require(c.ffn_width % c.ffn_multiple == 0, 'ffn_width', f'must be a multiple of ffn_multiple={c.ffn_multiple}')
-    if not c.param_budget:
-        c.require(c.ffn_width, 'ffn_width', 'state the size: ffn_width or param_budget must be given')
-        return c.ffn_width * c.n_layer
-    left = c.param_budget - mixer_params(c)
-    c.require(left > 0, 'param_budget', f'the token mixers alone take {mixer_params(c):,} parameters')
-    units = round(Fraction(left, 3 * c.n_embd * c.ffn_multiple)) * c.ffn_multiple
-    c.require(c.ffn_width in (0, units / c.n_layer), 'ffn_width',
-             f'contradicts param_budget={c.param_budget:,}, which gives {units / c.n_layer:,.2f}: set one of them to 0')
-    return units
-
-
-def mixer_params(config):
-    """Parameters of all token mixers, without gains."""
-    c, width = config, config.n_head * config.head_dim
-    if c.mixer == 'titans':  # five projections; three convolutions; alpha, eta and theta; the initial memories
-        one = 5 * c.n_embd * width + 3 * 4 * width + 3 * c.n_head * (c.n_embd + 1) + 2 * width * c.head_dim
-    else:
-        one = c.n_embd * (2 * width + 2 * c.n_kv_head * c.head_dim + (width if c.mixer == 'gated' else 0))
-    return c.n_layer * one
-
-
-def padded_vocab(config):
-    return -(-config.vocab_size // 64) * 64
-
-
-def budget(config):
-    """Parameters by component, and training FLOPs per token, as a dict of ints.
-
-    FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and in
-    each layer 6 * n_head * head_dim * block_size for attention's scores and averages, half of the full square.
-
-    Titans' memory of head_dim d, in chunks of C tokens, takes instead 6 * (11 d^2 + 2 C d + C^2 / 6) in each head: a
-    token is multiplied by d x d matrices 11 times (3 for its gradient, 4 to add it to both weights and momenta, 4 to
-    read), by the C tokens of its chunk 4 times, of which half is needed, and D E is a product of two triangles.
-    """
-    c, widths = config, ffn_widths(config)
-    counts = {'attention': mixer_params(c), 'ffn': 3 * c.n_embd * sum(map(sum, widths)), 'gains': 0}
-    if c.norm == 'olmo2':  # after the mixer and every MLP, at the end, and of queries and keys
-        heads = 0 if c.mixer == 'titans' else c.n_head + c.n_kv_head
-        counts['gains'] = c.n_embd * (c.n_layer * (1 + len(widths[0])) + 1) + c.n_layer * heads * c.head_dim
-    counts['non_embedding'] = sum(counts.values())
-    head = padded_vocab(c) * c.n_embd
-    counts['embedding'] = head if c.tie_embeddings else 2 * head
-    counts['total'] = counts['non_embedding'] + counts['embedding']
-    matrices, mixing = counts['attention'] + counts['ffn'] + head, c.n_layer * c.n_head * c.head_dim * c.block_size
-    if c.mixer == 'titans':
-        d, C = c.head_dim, min(c.memory_chunk, c.block_size)
-        matrices -= c.n_layer * c.n_head * (2 * d * d + 3)  # the initial memories and biases
-        mixing = c.n_layer * c.n_head * (11 * d * d + 2 * C * d + C * C // 6)
-    counts['flops_per_token'] = 6 * (matrices + mixing)
-    return counts
+    """The hidden units of all FFNs of the model together, by ffn_width or else by param_budget."""
+    if config.ffn_width:
+        return config.n_layer * config.ffn_width
+    left = config.param_budget - mixer_params(config)
+    return round(Fraction(left, 3 * config.n_embd * config.ffn_multiple)) * config.ffn_multiple
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The model
+# The layers
 
 
 class Linear(nn.Linear):
-    """No bias; float32 weights, which the optimizer needs, used in the dtype of the input."""
+    """A matrix. Its float32 weights, which the optimizer needs, are used in the dtype of the input. to_stream says that
+    what comes out is added to the residual stream: such a matrix starts smaller."""
 
-    def __init__(self, n_in, n_out):
+    def __init__(self, n_in, n_out, to_stream=False):
         super().__init__(n_in, n_out, bias=False)
+        self.to_stream = to_stream
 
     def forward(self, x):
-        weight = self.weight.to(x.dtype)
-        if x.is_cpu and x.numel() == self.in_features and not torch.is_grad_enabled():  # one token: mv is faster there
-            return torch.mv(weight, x.flatten()).view(*x.shape[:-1], -1)
-        return F.linear(x, weight)
-
-
-class RMSNorm(torch.autograd.Function):
-    """y = r x with r = 1 / sqrt(mean(x^2) + 1e-6), over the last dimension, without a gain.
-
-    A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
-    what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
-    passes of autograd's and keeps y only, as the matrix product after it does.
-    """
-
-    @staticmethod
-    def forward(ctx, x):
-        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
-        y = x * r
-        ctx.save_for_backward(y, r)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        y, r = ctx.saved_tensors
-        mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
-        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
-
-
-norm = RMSNorm.apply
+        return linear(x, self.weight.to(x.dtype))
 
 
 class Norm(nn.Module):
-    """RMSNorm with a gain."""
+    """RMSNorm, x / sqrt(mean(x^2) + 1e-6) over the last dimension, with a gain for each of its channels or without."""
 
-    def __init__(self, width):
+    def __init__(self, width, gain=False):
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
+        self.gain = nn.Parameter(torch.ones(width)) if gain else None
 
     def forward(self, x):
-        return norm(x) * self.gain.to(x.dtype)
+        y = rms_norm(x)
+        return y if self.gain is None else y * self.gain.to(x.dtype)
 
 
 def rotary_table(config):
@@ -289,63 +184,257 @@ def rotate(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class KVCache:
-    """Keys and values of the tokens read so far, for one layer."""
-
-    def __init__(self, batch_size, config, device, dtype):
-        shape = batch_size, config.n_kv_head, config.block_size, config.head_dim
-        self.k = torch.empty(shape, device=device, dtype=dtype)
-        self.v = torch.empty(shape, device=device, dtype=dtype)
-        self.length = 0
-
-    def append(self, k, v):
-        """Add k, v (B, n_kv_head, T, head_dim); return all so far."""
-        start, self.length = self.length, self.length + k.size(2)
-        self.k[:, :, start:self.length] = k
-        self.v[:, :, start:self.length] = v
-        return self.k[:, :, :self.length], self.v[:, :, :self.length]
-
-
 class Attention(nn.Module):
-    """Causal softmax attention with rotary embeddings and grouped-query heads."""
+    """Causal softmax attention with rotary embeddings and grouped-query heads.
+
+    A token mixer offers what this one does: its size and FLOPs by the config alone, and forward(x, rotary, cache). The
+    cache, where there is one, is a dict that is empty before the first token; a mixer keeps in it what it needs of the
+    tokens that it has read, and reads on: T is 1, or the cache is empty.
+    """
+
+    @staticmethod
+    def size(config):
+        """Parameters, without gains, and gains."""
+        q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        return config.n_embd * (2 * q + 2 * kv), (q + kv if config.norm == 'olmo2' else 0)
+
+    @staticmethod
+    def flops(config):
+        """FLOPs of a token, forward and backward: 6 for each parameter of a matrix, and 12 for each channel of each
+        token that attention reads: half of the context, in the mean."""
+        return 6 * Attention.size(config)[0] + 12 * config.n_head * config.head_dim * config.block_size // 2
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
-        c = config
+        self.config = c = config
         self.q_proj = Linear(c.n_embd, c.n_head * c.head_dim)
         self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
-        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd)
-        if c.norm == 'olmo2':
-            self.q_norm, self.k_norm = Norm(c.n_head * c.head_dim), Norm(c.n_kv_head * c.head_dim)
-
-    def new_cache(self, batch_size, device, dtype):
-        return KVCache(batch_size, self.config, device, dtype)
+        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, to_stream=True)
+        self.q_norm = Norm(c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.k_norm = Norm(c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
 
     def forward(self, x, rotary, cache=None):
-        """x: (B, T, C); rotary: cos and sin of the T positions. With a cache, T is 1 or the cache is empty."""
+        """x: (B, T, C); rotary: cos and sin of the T positions. Returns (B, T, C)."""
         return self.o_proj(self.attend(x, rotary, cache))
 
     def attend(self, x, rotary, cache):
-        B, T, _ = x.size()
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.config.norm == 'olmo2':
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (y.view(B, T, -1, self.config.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
-        if self.config.qk_norm:
-            q, k = norm(q), norm(k)
+        """All heads side by side, (B, T, n_head * head_dim)."""
+        c, (B, T, _) = self.config, x.size()
+        q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+        q, k, v = (y.view(B, T, -1, c.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
+        if c.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = self.append(cache, k, v)
         y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=cache is None or T > 1, dropout_p=self.config.dropout if self.training else 0.0,
-            enable_gqa=self.config.n_kv_head < self.config.n_head)
+            q, k, v, is_causal=cache is None or T > 1, dropout_p=c.dropout if self.training else 0.0,
+            enable_gqa=c.n_kv_head < c.n_head)
         return y.transpose(1, 2).reshape(B, T, -1)
+
+    def append(self, cache, k, v):
+        """Add k, v (B, n_kv_head, T, head_dim) to the cache, which has room for block_size. Returns all in it."""
+        if not cache:
+            room = *k.shape[:2], self.config.block_size, k.size(3)
+            cache.update(k=k.new_empty(room), v=v.new_empty(room), length=0)
+        start, cache['length'] = cache['length'], cache['length'] + k.size(2)
+        cache['k'][:, :, start:cache['length']] = k
+        cache['v'][:, :, start:cache['length']] = v
+        return cache['k'][:, :, :cache['length']], cache['v'][:, :, :cache['length']]
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_down(silu(W_gate x) * (W_up x)). Narrower than the stream (width < n_embd), it is an hourglass."""
+
+    def __init__(self, config, width):
+        super().__init__()
+        self.gate_proj = Linear(config.n_embd, width)
+        self.up_proj = Linear(config.n_embd, width)
+        self.down_proj = Linear(width, config.n_embd, to_stream=True)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class FFN(nn.Module):
+    """A stack of K residual MLPs, x = x + MLP_i(norm(x)) for i = 1..K (Liao et al.). Takes and returns the stream."""
+
+    def __init__(self, config, widths):
+        super().__init__()
+        self.olmo2 = config.norm == 'olmo2'
+        self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
+        self.norms = nn.ModuleList(Norm(config.n_embd, gain=self.olmo2) for _ in widths)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        for mlp, norm in zip(self.mlps, self.norms):
+            x = x + self.dropout(norm(mlp(x)) if self.olmo2 else mlp(norm(x)))
+        return x
+
+
+class Block(nn.Module):
+    """A layer: x = x + mixer(norm(x)), and then the FFN."""
+
+    def __init__(self, config, widths):
+        super().__init__()
+        self.olmo2 = config.norm == 'olmo2'
+        self.mixer = MIXERS[config.mixer](config)
+        self.norm = Norm(config.n_embd, gain=self.olmo2)
+        self.dropout = nn.Dropout(config.dropout)
+        self.ffn = FFN(config, widths)
+
+    def forward(self, x, rotary, cache=None):
+        mixer, norm = self.mixer, self.norm
+        x = x + self.dropout(norm(mixer(x, rotary, cache)) if self.olmo2 else mixer(norm(x), rotary, cache))
+        return self.ffn(x)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The language model
+
+
+class GPT(nn.Module):
+    """The language model. compute_dtype is what matrix products and the residual stream are in; weights are float32."""
+
+    def __init__(self, config, compute_dtype=torch.float32):
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
+        self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
+        self.norm = Norm(config.n_embd, gain=config.norm == 'olmo2')
+        self.head = Linear(config.n_embd, padded_vocab(config))
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        cos, sin = rotary_table(config)
+        self.register_buffer('cos', cos, persistent=False)
+        self.register_buffer('sin', sin, persistent=False)
+        self.init_weights()
+
+    def init_weights(self):
+        """Normal, with standard deviation init_std; that of matrices that write to the stream is divided by the root of
+        their number, with init_scaled. What a mixer has besides matrices starts as its class says."""
+        modules = [self.embedding, *self.blocks.modules(), *([] if self.config.tie_embeddings else [self.head])]
+        writes = [module for module in modules if getattr(module, 'to_stream', False)]
+        for module in modules:
+            if isinstance(module, (nn.Embedding, Linear)):
+                scaled = self.config.init_scaled and module in writes
+                nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
+
+    def forward(self, idx, targets=None, reduction='mean'):
+        """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
+        (None, loss): the mean cross-entropy in nats, or that of each token, (B, T), with reduction='none'."""
+        x = self.hidden(idx)
+        if targets is None:
+            return self.logits(x), None
+        if reduction == 'mean':
+            return None, cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
+        losses = [F.cross_entropy(self.logits(x_), targets_, reduction='none') for x_, targets_
+                  in zip(x.flatten(0, 1).split(LOSS_CHUNK), targets.flatten().split(LOSS_CHUNK))]
+        return None, torch.cat(losses).view_as(targets)
+
+    def hidden(self, idx, caches=None, start=0):
+        """The residual stream after the last layer and norm, (B, T, C). With the caches of all layers, idx goes on at
+        position start, where they end."""
+        rotary = [table[start:start + idx.size(1)].to(self.compute_dtype) for table in (self.cos, self.sin)]
+        x = F.dropout(self.embedding(idx).to(self.compute_dtype), self.config.dropout, self.training)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rotary, caches[i] if caches else None)
+        return self.norm(x)
+
+    def logits(self, x):
+        """The logits of the next token, (..., vocab_size) in float32, from the stream x (..., C)."""
+        return self.head(x)[..., :self.config.vocab_size].float()
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas):
+        """AdamW, fused; only matrices are decayed: not gains and biases, nor the initial memories of Titans, which near
+        zero could learn nothing, as each of their two layers silences the other's gradient."""
+        matrices = [p for p in self.parameters() if p.dim() == 2]
+        others = [p for p in self.parameters() if p.dim() != 2]
+        groups = [{'params': matrices, 'weight_decay': weight_decay}, {'params': others, 'weight_decay': 0.0}]
+        return torch.optim.AdamW([group for group in groups if group['params']], learning_rate, betas, fused=True)
+
+    def slow_parameters(self):
+        """(name, parameter, period) of those that mlp_periods has changed less often than in each step."""
+        periods = [int(period) for period in self.config.mlp_periods.split(',') if period]
+        for name, module in self.named_modules():
+            for i, (mlp, period) in enumerate(zip(module.mlps, periods) if isinstance(module, FFN) else []):
+                for parameter_name, parameter in mlp.named_parameters(f'{name}.mlps.{i}') if period > 1 else []:
+                    yield parameter_name, parameter, period
+
+    def generate(self, idx, max_new_tokens, **how):
+        """Continue the prompts idx (B, T), all of one length: (B, T + n). Arguments as in generate_tokens."""
+        return torch.cat([idx, *self.generate_tokens(idx, max_new_tokens, **how)], dim=1)
+
+    @torch.no_grad()
+    def generate_tokens(self, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, stop_token=None):
+        """Yield the next token of each row, (B, 1), up to max_new_tokens times.
+
+        temperature 0 is greedy; top_k > 0 keeps the k likeliest tokens, top_p < 1 the likeliest that reach that mass.
+        Rows that have reached the stop_token repeat it; when all have, generation ends. Beyond block_size the model
+        reads the last block_size tokens anew for each token, unless its mixer just reads on.
+        """
+        if idx.size(1) == 0:
+            raise ValueError('the prompt is empty: start it with at least one token')
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ValueError(f'temperature={temperature}, top_k={top_k}, top_p={top_p}: '
+                             'must be at least 0, at least 0, and above 0 up to 1')
+        model, training = self, self.training
+        if self.embedding.weight.dtype != self.compute_dtype:
+            model = copy.deepcopy(self).to(self.compute_dtype)  # cast once, not at every token
+        model.eval()
+        reads_on = getattr(MIXERS[self.config.mixer], 'reads_on', False)
+        caches, cached = [{} for _ in model.blocks], 0  # and how many tokens of idx are in them
+        ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)
+        try:
+            for _ in range(max_new_tokens):
+                if idx.size(1) <= self.config.block_size or reads_on:
+                    x = model.hidden(idx[:, cached:], caches, start=cached)
+                    cached = idx.size(1)
+                else:
+                    x = model.hidden(idx[:, -self.config.block_size:])
+                new = sample(model.logits(x[:, -1]), temperature, top_k, top_p)
+                if stop_token is not None:
+                    new = torch.where(ended, stop_token, new)
+                    ended = ended | (new == stop_token)
+                idx = torch.cat((idx, new), dim=1)
+                yield new
+                if ended.all():
+                    break
+        finally:
+            self.train(training)
+
+
+def sample(logits, temperature, top_k, top_p):
+    """Draw a token (B, 1) from logits (B, vocab_size)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    temperature = max(temperature, 1e-30)  # of smaller ones float32 would make a division by 0
+    p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
+    if top_k or top_p < 1:
+        p, order = p.sort(descending=True, stable=True)
+        p[:, top_k or p.size(-1):] = 0
+        p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
+        return order.gather(1, torch.multinomial(p, 1))
+    return torch.multinomial(p, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Other token mixers
 
 
 class GatedAttention(Attention):
     """W_o(attention(x) * sigmoid(W_g x)), a gate for each channel of each head (Qiu et al., arXiv 2505.06708)."""
+
+    @staticmethod
+    def size(config):
+        parameters, gains = Attention.size(config)
+        return parameters + config.n_embd * config.n_head * config.head_dim, gains
+
+    @staticmethod
+    def flops(config):
+        return Attention.flops(config) + 6 * config.n_embd * config.n_head * config.head_dim
 
     def __init__(self, config):
         super().__init__(config)
@@ -378,6 +467,28 @@ class Titans(nn.Module):
     products u k' and e a', so everything is exact in matrix products over a chunk: see `read`.
     """
 
+    reads_on = True  # beyond block_size: it has no positions
+
+    @staticmethod
+    def size(config):
+        """Five projections; three convolutions; alpha, eta and theta; the initial memories. There are no gains."""
+        c, width = config, config.n_head * config.head_dim
+        if c.n_kv_head not in (0, c.n_head):
+            raise ValueError(f'n_kv_head={c.n_kv_head}: must be 0 with mixer=titans: every head has its own memory')
+        if c.qk_norm:
+            raise ValueError('qk_norm=True: must be off with mixer=titans: its queries and keys have norm 1')
+        return 5 * c.n_embd * width + 3 * 4 * width + 3 * c.n_head * (c.n_embd + 1) + 2 * width * c.head_dim, 0
+
+    @staticmethod
+    def flops(config):
+        """6 for each parameter of a projection or convolution and, in each head, with d = head_dim and chunks of C
+        tokens, 6 * (11 d^2 + 2 C d + C^2 / 6): a token is multiplied by d x d matrices 11 times (3 for its gradient, 4
+        to add it to both weights and momenta, 4 to read) and by the C tokens of its chunk 4 times, of which half is
+        needed, and D E is a product of two triangles."""
+        d, C = config.head_dim, min(config.memory_chunk, config.block_size)
+        projections = Titans.size(config)[0] - config.n_head * (2 * d * d + 3)  # without initial memories and biases
+        return 6 * (projections + config.n_head * (11 * d * d + 2 * C * d + C * C // 6))
+
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -385,7 +496,7 @@ class Titans(nn.Module):
         self.qkv_proj = Linear(c.n_embd, 3 * width)
         self.rate_proj = Linear(c.n_embd, 3 * c.n_head)
         self.gate_proj = Linear(c.n_embd, width)
-        self.o_proj = Linear(width, c.n_embd)
+        self.o_proj = Linear(width, c.n_embd, to_stream=True)
         # What keeps its input's scale: four taps of 1/2, and matrices of 1 / sqrt(d) for keys of norm 1.
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim) / math.sqrt(c.head_dim))
@@ -394,15 +505,15 @@ class Titans(nn.Module):
         # within 50 steps of training. So theta = 0.1 (1 - eta) / memory_chunk * sigmoid(.), at first half of the most.
         self.rate_bias = nn.Parameter(torch.tensor([[0.001], [0.9], [0.5]]).logit().repeat(1, c.n_head).flatten())
 
-    def new_cache(self, batch_size, device, dtype):
-        memory = self.memory.to(torch.promote_types(dtype, torch.float32))
-        return MemoryState(memory[:, None].repeat(1, batch_size, 1, 1, 1),
-                           torch.zeros(batch_size, 3, self.taps.size(1), device=device, dtype=dtype))
+    def new_state(self, x):
+        memory = self.memory.to(torch.promote_types(x.dtype, torch.float32))
+        return MemoryState(memory[:, None].repeat(1, len(x), 1, 1, 1), x.new_zeros(len(x), 3, self.taps.size(1)))
 
     def forward(self, x, rotary=None, cache=None):
-        """x: (B, T, C). With a cache, T is 1 or the cache is empty. Memory and rates are in float32 in any case."""
+        """x: (B, T, C). Returns (B, T, C). Memory and rates are in float32 in any case."""
         (B, T, _), H, chunk = x.size(), self.config.n_head, self.config.memory_chunk
-        state = cache or self.new_cache(B, x.device, x.dtype)
+        cache = {} if cache is None else cache
+        state = cache['state'] = cache.get('state') or self.new_state(x)
         inputs = torch.cat((state.inputs, self.qkv_proj(x)), dim=1)
         state.inputs = inputs[:, -3:]
         qkv = F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(self.taps.to(x.dtype))))
@@ -415,7 +526,7 @@ class Titans(nn.Module):
         parts = [[t[:, :, :whole].unflatten(2, (-1, chunk)) for t in tokens]] if whole else []
         parts += [[t[:, :, None, whole:] for t in tokens]] if whole < T else []  # the beginning of a chunk, or T = 1
         y = torch.cat([self.read(state, *part) for part in parts], dim=2)
-        y = norm(y.transpose(1, 2)).reshape(B, T, -1).to(x.dtype)
+        y = rms_norm(y.transpose(1, 2)).reshape(B, T, -1).to(x.dtype)
         return self.o_proj(y * self.gate_proj(x).sigmoid())
 
     def read(self, state, q, k, v, log_keep, log_eta, theta):
@@ -466,70 +577,58 @@ def products(log_rates):
     return (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
 
 
-class MLP(nn.Module):
-    """SwiGLU: W_down(silu(W_gate x) * (W_up x)). Narrower than the stream (width < n_embd), it is an hourglass."""
-
-    def __init__(self, config, width):
-        super().__init__()
-        self.gate_proj = Linear(config.n_embd, width)
-        self.up_proj = Linear(config.n_embd, width)
-        self.down_proj = Linear(width, config.n_embd)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
 
 
-class Residual(nn.Module):
-    """Adds to the stream: x + f(norm(x)), or as in OLMo-2 (arXiv 2501.00656) x + norm(f(x)), with a gain."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.norm = Norm(config.n_embd) if config.norm == 'olmo2' else None
-        self.dropout = config.dropout
-
-    def forward(self, x, f, *args):
-        y = self.norm(f(x, *args)) if self.norm else f(norm(x), *args)
-        return x + F.dropout(y, self.dropout, self.training)
+# ----------------------------------------------------------------------------------------------------------------------
+# What is written out for speed
 
 
-class FFN(nn.Module):
-    """A stack of K residual MLPs, x = x + MLP_i(norm(x)) for i = 1..K (Liao et al.). Takes and returns the stream."""
-
-    def __init__(self, config, widths):
-        super().__init__()
-        self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
-        self.residuals = nn.ModuleList(Residual(config) for _ in widths)
-
-    def forward(self, x):
-        for mlp, residual in zip(self.mlps, self.residuals):
-            x = residual(x, mlp)
-        return x
+def linear(x, weight):
+    """F.linear(x, weight), without a gradient by way of torch.mv where x is a single token: on a CPU that takes
+    generation in bfloat16 to 1.26 of its speed."""
+    if x.is_cpu and x.numel() == x.size(-1) and not torch.is_grad_enabled():
+        return torch.mv(weight, x.flatten()).view(*x.shape[:-1], -1)
+    return F.linear(x, weight)
 
 
-class Block(nn.Module):
-    def __init__(self, config, widths):
-        super().__init__()
-        self.mixer = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}[config.mixer](config)
-        self.residual = Residual(config)
-        self.ffn = FFN(config, widths)
+class RMSNorm(torch.autograd.Function):
+    """F.rms_norm(x, x.shape[-1:], eps=1e-6): y = r x with r = 1 / sqrt(mean(x^2) + 1e-6).
 
-    def forward(self, x, rotary, cache=None):
-        return self.ffn(self.residual(x, self.mixer, rotary, cache))
+    A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
+    what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
+    passes of autograd's and keeps y only, as the matrix product after it does.
+    """
+
+    @staticmethod
+    def forward(ctx, x):
+        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
+        y = x * r
+        ctx.save_for_backward(y, r)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        y, r = ctx.saved_tensors
+        mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
 
 
+rms_norm = RMSNorm.apply
 LOSS_CHUNK = 1024  # tokens
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of the head's logits, a chunk of tokens at a time.
+    """F.cross_entropy(x @ weight.T, targets), a chunk of tokens at a time. x: (N, C) in the compute dtype; weight:
+    (padded vocabulary, C); targets: (N,).
 
-    The gradient of a mean is known as soon as the softmax is, so it is taken at once: nothing is computed twice, and
-    no more than a chunk of logits, the largest tensor of a small model, exists at any time.
+    The logits are the largest tensor of a small model: no more than a chunk of them exists at any time. And nothing is
+    computed twice, as the gradient of a mean is known as soon as the softmax is, so that it is taken at once.
     """
 
     @staticmethod
     def forward(ctx, x, weight, targets, vocab_size):
-        """x: (N, C) in the compute dtype; weight: (padded vocabulary, C); targets: (N,)."""
         w, dx, dw, loss = weight.to(x.dtype), [], None, 0.0
         for x_, targets_ in zip(x.split(LOSS_CHUNK), targets.split(LOSS_CHUNK)):
             logits = x_ @ w.T
@@ -553,137 +652,105 @@ class CrossEntropy(torch.autograd.Function):
         return dx.mul_(grad), dw.mul_(grad), None, None  # in place: they are large, and used once
 
 
-class GPT(nn.Module):
-    """The language model. compute_dtype is what matrix products and the residual stream are in; weights are float32."""
-
-    def __init__(self, config, compute_dtype=torch.float32):
-        super().__init__()
-        self.config = config
-        self.compute_dtype = compute_dtype
-        self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
-        self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
-        self.norm = Norm(config.n_embd) if config.norm == 'olmo2' else norm
-        self.head = Linear(config.n_embd, padded_vocab(config))
-        if config.tie_embeddings:
-            self.head.weight = self.embedding.weight
-        cos, sin = rotary_table(config)
-        self.register_buffer('cos', cos, persistent=False)
-        self.register_buffer('sin', sin, persistent=False)
-        self.init_weights()
-
-    def init_weights(self):
-        """Normal, init_std; what writes to the residual stream is scaled down by the root of the number of such writes.
-        Gains and what Titans have besides matrices begin as their classes say."""
-        writes = sum(1 + len(block.ffn.mlps) for block in self.blocks)
-        for name, weight in self.named_parameters():
-            if name.endswith('weight'):
-                writes_to_stream = name.endswith(('o_proj.weight', 'down_proj.weight'))
-                std = self.config.init_std
-                nn.init.normal_(weight, std=std / math.sqrt(writes) if writes_to_stream else std)
-
-    def forward(self, idx, targets=None, reduction='mean'):
-        """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
-        (None, loss): the mean cross-entropy in nats, or that of each token, (B, T), with reduction='none'."""
-        x = self.hidden(idx)
-        if targets is None:
-            return self.logits(x), None
-        if reduction == 'none':
-            losses = [F.cross_entropy(self.logits(x_), targets_, reduction='none') for x_, targets_
-                      in zip(x.flatten(0, 1).split(LOSS_CHUNK), targets.flatten().split(LOSS_CHUNK))]
-            return None, torch.cat(losses).view_as(targets)
-        return None, CrossEntropy.apply(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
-
-    def hidden(self, idx, caches=None):
-        """The residual stream after the last layer and norm, (B, T, C); with a list of caches, one for each layer, idx
-        goes on where they end."""
-        start = caches[0].length if caches else 0
-        rotary = [table[start:start + idx.size(1)].to(self.compute_dtype) for table in (self.cos, self.sin)]
-        x = F.dropout(self.embedding(idx).to(self.compute_dtype), self.config.dropout, self.training)
-        for i, block in enumerate(self.blocks):
-            x = block(x, rotary, caches[i] if caches else None)
-        return self.norm(x)
-
-    def logits(self, x):
-        return self.head(x)[..., :self.config.vocab_size].float()
-
-    def slow_parameters(self):
-        """(name, parameter, period) of those that mlp_periods has updated less often than in each step."""
-        periods = [int(period) for period in self.config.mlp_periods.split(',') if period]
-        for name, parameter in self.named_parameters():
-            mlp = re.search(r'mlps\.(\d+)\.', name)
-            if periods and mlp and periods[int(mlp[1])] > 1:
-                yield name, parameter, periods[int(mlp[1])]
-
-    def configure_optimizers(self, weight_decay, learning_rate, betas):
-        """AdamW, fused; only matrices are decayed: not gains and biases, nor the initial memories of Titans, which near
-        zero could learn nothing, as each of their two layers silences the other's gradient."""
-        matrices = [p for p in self.parameters() if p.dim() == 2]
-        vectors = [p for p in self.parameters() if p.dim() != 2]
-        groups = [{'params': matrices, 'weight_decay': weight_decay}]
-        if vectors:
-            groups.append({'params': vectors, 'weight_decay': 0.0})
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
-
-    def generate(self, idx, max_new_tokens, **how):
-        """Continue the prompts idx (B, T), all of one length: (B, T + n). Arguments as in generate_tokens."""
-        return torch.cat([idx, *self.generate_tokens(idx, max_new_tokens, **how)], dim=1)
-
-    @torch.no_grad()
-    def generate_tokens(self, idx, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, stop_token=None):
-        """Yield the next token of each row, (B, 1), up to max_new_tokens times.
-
-        temperature 0 is greedy; top_k > 0 keeps the k likeliest tokens, top_p < 1 the likeliest that reach that mass.
-        Rows that have reached the stop_token repeat it; when all have, generation ends. Beyond block_size the model
-        reads the last block_size tokens anew for each token, without a cache; Titans just read on.
-        """
-        if idx.size(1) == 0:
-            raise ValueError('the prompt is empty: start it with at least one token')
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ValueError(f'temperature={temperature}, top_k={top_k}, top_p={top_p}: '
-                             'must be at least 0, at least 0, and above 0 up to 1')
-        model, training = self, self.training
-        if self.embedding.weight.dtype != self.compute_dtype:
-            model = copy.deepcopy(self).to(self.compute_dtype)  # cast once, not at every token
-        model.eval()
-        caches = [block.mixer.new_cache(idx.size(0), idx.device, self.compute_dtype) for block in model.blocks]
-        new, ended = idx, torch.zeros_like(idx[:, :1], dtype=torch.bool)
-        try:
-            for _ in range(max_new_tokens):
-                if idx.size(1) <= self.config.block_size or self.config.mixer == 'titans':
-                    x = model.hidden(new, caches)
-                else:
-                    x = model.hidden(idx[:, -self.config.block_size:])
-                new = sample(model.logits(x[:, -1]), temperature, top_k, top_p)
-                if stop_token is not None:
-                    new = torch.where(ended, stop_token, new)
-                    ended = ended | (new == stop_token)
-                idx = torch.cat((idx, new), dim=1)
-                yield new
-                if ended.all():
-                    break
-        finally:
-            self.train(training)
+cross_entropy = CrossEntropy.apply
 
 
-def sample(logits, temperature, top_k, top_p):
-    """Draw a token (B, 1) from logits (B, vocab_size)."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
-    if top_k or top_p < 1:
-        p, order = p.sort(descending=True, stable=True)
-        p[:, top_k or p.size(-1):] = 0
-        p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
-        return order.gather(1, torch.multinomial(p, 1))
-    return torch.multinomial(p, 1)
+# ----------------------------------------------------------------------------------------------------------------------
+# What a shape costs
+
+
+def mixer_params(config):
+    """Parameters of all token mixers, without gains."""
+    return config.n_layer * MIXERS[config.mixer].size(config)[0]
+
+
+def padded_vocab(config):
+    return -(-config.vocab_size // 64) * 64
+
+
+def budget(config):
+    """Parameters by component, and training FLOPs per token, as a dict of ints.
+
+    FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and what a
+    token mixer says of its own.
+    """
+    c, widths, mixer = config, ffn_widths(config), MIXERS[config.mixer]
+    ffn, head = 3 * c.n_embd * sum(map(sum, widths)), padded_vocab(c) * c.n_embd
+    gains = c.n_layer * mixer.size(c)[1]
+    if c.norm == 'olmo2':  # those after the mixer and every MLP, and at the end
+        gains += c.n_embd * (c.n_layer * (1 + len(widths[0])) + 1)
+    non_embedding, embedding = mixer_params(c) + ffn + gains, head if c.tie_embeddings else 2 * head
+    return {'mixer': mixer_params(c), 'ffn': ffn, 'gains': gains, 'non_embedding': non_embedding,
+            'embedding': embedding, 'total': non_embedding + embedding,
+            'flops_per_token': c.n_layer * mixer.flops(c) + 6 * (ffn + head)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a shape may be
+
+NORMS = 'pre', 'olmo2'
+FFNS = 'standard', 'hourglass', 'tapered', 'tapered_hourglass'
+
+
+def check_shape(config):
+    """Fill in n_kv_head and head_dim. Raise ValueError, with the field, its value and what would be right, if the shape
+    cannot be had."""
+    c = config
+
+    def require(ok, name, why):
+        if not ok:
+            raise ValueError(f'{name}={getattr(c, name)!r}: {why}')
+
+    for name in ('vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd', 'memory_chunk', 'ffn_multiple', 'n_mlp'):
+        require(getattr(c, name) >= 1, name, 'must be at least 1')
+    for name in ('n_kv_head', 'head_dim', 'ffn_width', 'param_budget'):
+        require(getattr(c, name) >= 0, name, 'must not be negative')
+    for name, names in (('mixer', MIXERS), ('norm', NORMS), ('ffn', FFNS), ('taper', TAPERS)):
+        require(getattr(c, name) in names, name, f'must be one of {", ".join(names)}')
+    require(c.rope_theta > 0, 'rope_theta', 'must be positive')
+    require(0 < c.init_std < math.inf, 'init_std', 'must be positive')
+    require(0 <= c.dropout < 1, 'dropout', 'must be at least 0 and below 1')
+
+    require(c.head_dim or c.n_embd % c.n_head == 0, 'n_head', f'must divide n_embd={c.n_embd}, or head_dim be given')
+    c.head_dim = c.head_dim or c.n_embd // c.n_head
+    require(c.head_dim % 2 == 0, 'head_dim', 'must be even: rotary embeddings turn pairs')
+    c.n_kv_head = c.n_kv_head or c.n_head
+    require(c.n_head % c.n_kv_head == 0, 'n_kv_head', f'must divide n_head={c.n_head}')
+    require(not (c.qk_norm and c.norm == 'olmo2'), 'qk_norm', 'must be off with norm=olmo2, which norms them already')
+
+    if c.mlp_periods:
+        require(re.fullmatch('[1-9][0-9]*(,[1-9][0-9]*)*', c.mlp_periods), 'mlp_periods',
+                "must be numbers of steps, like '1,4,16'")
+        require(c.is_hourglass, 'mlp_periods', 'needs ffn=hourglass or tapered_hourglass')
+        require(c.mlp_periods.count(',') + 1 == c.n_mlp, 'mlp_periods',
+                f'must have a number for each of n_mlp={c.n_mlp} MLPs')
+    if c.is_tapered:
+        require(c.n_layer > 1, 'n_layer', 'a taper needs at least 2 layers')
+        for name in ('taper_start', 'taper_end'):
+            require(0 < getattr(c, name) < math.inf, name, 'must be positive: no layer is left without FFN')
+        require(sum(layer_weights(c)) == c.n_layer or abs(c.taper_start + c.taper_end - 2) < 1e-6, 'taper_start',
+                f'must be 2 - taper_end = {2 - c.taper_end:g}, so that the mean width is what the budget gives')
+        require(min(layer_weights(c)) > 0, 'taper_start', 'leaves the middle layers of the step nothing, with '
+                f'taper_end={c.taper_end}')
+
+    if c.ffn_width:
+        require(c.ffn_width % c.ffn_multiple == 0, 'ffn_width', f'must be a multiple of ffn_multiple={c.ffn_multiple}')
+    else:
+        require(c.param_budget, 'ffn_width', 'state the size: ffn_width or param_budget must be given')
+        require(c.param_budget > mixer_params(c), 'param_budget',
+                f'the token mixers alone take {mixer_params(c):,} parameters')
+    MIXERS[c.mixer].size(c)
+    require(min(map(min, ffn_widths(c))) > 0, 'ffn_width' if c.ffn_width else 'param_budget',
+            f'leaves some MLP less than one unit of ffn_multiple={c.ffn_multiple}')
 
 
 def shape_of(settings):
-    """The GPTConfig that settings of train.py, a Config, stand for. Raises ValueError. Where ffn_width is given and
-    param_budget only has its default, the width counts."""
-    if 'ffn_width' in settings.given and 'param_budget' not in settings.given:
-        settings['param_budget'] = 0
+    """The GPTConfig that the settings of a script, a dict, state. Raises ValueError."""
     return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig)})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The machine
 
 
 def resolve_device(device='auto', dtype='auto'):
@@ -721,28 +788,27 @@ def keep_freed_memory():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The command: what a shape costs
+# The command
 
 
-def print_shape(config):
-    """Print the shape of a model, and its FFN widths as a bar chart over the depth."""
+def shape_table(config):
+    """The shape of a model in text, with its FFN widths as a bar chart over the depth."""
     c, widths = config, ffn_widths(config)
-    K, d_h = len(widths[0]), Fraction(sum(map(sum, widths)), c.n_layer * len(widths[0]))
-    kv_heads = f' ({c.n_kv_head} for keys and values)' if 0 < c.n_kv_head < c.n_head else ''
-    print(f'{c.ffn}, {c.mixer}: {c.n_layer} layers, d_model {c.n_embd}, {c.n_head} heads of {c.head_dim}{kv_heads}, '
-          f'K = {K}\n')
-    for layer, row in enumerate(widths):
+    K, d_h = len(widths[0]), sum(map(sum, widths)) / (c.n_layer * len(widths[0]))
+    kv_heads = f' ({c.n_kv_head} for keys and values)' if c.n_kv_head < c.n_head else ''
+    yield (f'{c.ffn}, {c.mixer}: {c.n_layer} layers, d_model {c.n_embd}, {c.n_head} heads of {c.head_dim}{kv_heads}, '
+           f'K = {K}\n')
+    for layer, row in enumerate(widths, start=1):
         bar = '#' * round(48 * sum(row) / max(map(sum, widths)))
         row = f'{row[0]} x {K}' if len(set(row)) == 1 and K > 1 else ' + '.join(map(str, row))
-        print(f'  layer {layer:2d}  {bar:48s}  {row}')
+        yield f'  layer {layer:2d}  {bar:48s}  {row}'
     kind = 'below 1: an hourglass' if d_h < c.n_embd else 'a split of the wide MLP' if K > 1 else 'narrow-wide-narrow'
-    print(f'\n  d_model / L    {c.n_embd / c.n_layer:.1f}')
-    mean = ' in the mean' if 'tapered' in c.ffn else ''
-    print(f'  d_h / d_model  {float(d_h / c.n_embd):.3f}{mean}, {kind}\n')
+    yield f'\n  d_model / L    {c.n_embd / c.n_layer:.1f}'
+    yield f'  d_h / d_model  {d_h / c.n_embd:.3f}{" in the mean" if c.is_tapered else ""}, {kind}\n'
 
 
-def print_budget(config, baseline=None):
-    """Print parameters and FLOPs by component, beside those of a baseline."""
+def budget_table(config, baseline=None):
+    """Parameters and FLOPs by component in text, beside those of a baseline."""
     def rows(config):
         counts = budget(config)
         head = 6 * padded_vocab(config) * config.n_embd
@@ -750,23 +816,25 @@ def print_budget(config, baseline=None):
         return {**counts, 'FLOPs of layers': flops - head, 'FLOPs of the head': head, 'FLOPs per token': flops}
 
     mine, theirs = rows(config), rows(baseline) if baseline else {}
-    print(f'  {"":20s}{"":>16s}{"share":>8s}' + (f'{"baseline":>20s}{"difference":>16s}' if baseline else ''))
+    yield f'  {"":20s}{"":>16s}{"share":>8s}' + (f'{"baseline":>20s}{"difference":>16s}' if baseline else '')
     for name, count in mine.items():
         share = count / mine['FLOPs per token' if 'FLOPs' in name else 'total']
         line = f'  {name.replace("_", "-"):20s}{count:16,d}{share:8.1%}'
         if baseline:
             percent = f'{(count - theirs[name]) / theirs[name]:+10.3%}' if theirs[name] else ''
             line += f'{theirs[name]:20,d}{count - theirs[name]:+16,d}{percent}'
-        print(line)
-    print('\n  FLOPs are those of a token, forward and backward.')
+        yield line
+    yield '\n  FLOPs are those of a token, forward and backward.'
 
 
 if __name__ == '__main__':
-    from configurator import configure, fail
+    from configurator import configure, fail, show
 
     baseline = ''  # config files to compare with, separated by commas
+    dataset = 'stdlib'  # data set whose vocabulary counts where vocab_size is 0
 
-    def shape(settings):
+    def shape(argv=None):
+        settings = configure(dict(globals()), GPTConfig, files_of=('train.py', GPTConfig), argv=argv)
         if settings['vocab_size'] == 0:
             meta = Path('data', settings['dataset'], 'meta.json')
             if not meta.exists():
@@ -774,11 +842,10 @@ if __name__ == '__main__':
                      'run prepare.py, or give --vocab_size=50257')
             settings['vocab_size'] = json.loads(meta.read_text())['vocab_size']
         try:
-            return shape_of(settings)
+            return settings, shape_of(settings)
         except ValueError as error:
             fail(str(error))
 
-    config = shape(configure(globals(), also='train.py'))
-    compared = shape(configure(dict(globals()), also='train.py', argv=baseline.split(','))) if baseline else None
-    print_shape(config)
-    print_budget(config, compared)
+    settings, config = shape()
+    compared = shape(settings['baseline'].split(','))[1] if settings['baseline'] else None
+    show('\n'.join([*shape_table(config), *budget_table(config, compared)]))

@@ -15,7 +15,6 @@ import io
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -23,32 +22,33 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from configurator import configure, fail
+from configurator import configure, fail, show
 from model import GPT, GPTConfig, ffn_widths, resolve_device
 from prepare import Tokenizer, Tokens, read_tokenizer
 
-out_dir = 'out'  # the folder of the run
-checkpoint = ''  # a checkpoint file; empty: out_dir's latest, ckpt.pt
-start = ''  # the prompt, or FILE: and the path of a file that has it
-num_samples = 1  # samples, one after the other
-max_new_tokens = 500  # of each; less where it comes to the end of the text
-temperature = 0.8  # 0: always the likeliest token
-top_k = 200  # only the k likeliest tokens; 0: all
-top_p = 1.0  # only the likeliest tokens that have this much of the probability
-seed = 1337  # of the draws
-tasks = ''  # instead of sampling, benchmarks of lm-evaluation-harness to run, separated by commas
-tasks_dir = ''  # a folder with task files of your own
-limit = 0  # examples of each task, the first ones; 0: all
-eval_batch = 16  # sequences of a task that are scored at once
-probe = False  # instead of sampling, measure the alignment of each FFN with the stream, over validation tokens
-probe_tokens = 65536  # the first ones, as far as there are as many
-device = 'auto'  # cuda where there is a GPU, else cpu; or mps
-dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
+out_dir = 'out'  # folder of the run
+checkpoint = ''  # checkpoint file; empty: out_dir's latest, ckpt.pt
+start = ''  # the prompt, or FILE:PATH for a file that has it
+num_samples = 1  # number of samples, one after the other
+max_new_tokens = 500  # tokens of a sample, unless it comes to an end-of-text before
+temperature = 0.8  # divides the logits: below 1 for likelier tokens; 0: always the likeliest
+top_k = 200  # number of the likeliest tokens among which to draw; 0: all
+top_p = 1.0  # probability of the likeliest tokens among which to draw
+seed = 1337  # seed of the draws
+tasks = ''  # benchmarks of lm-evaluation-harness to run instead of sampling, separated by commas
+tasks_dir = ''  # folder with task files of your own
+limit = 0  # number of examples of each task, the first ones; 0: all
+eval_batch = 16  # number of sequences of a task that are scored at once
+probe = False  # measure the alignment of each FFN with the stream instead of sampling
+probe_tokens = 65536  # validation tokens of the probe, the first ones, or all if there are fewer
+dataset = ''  # data set of the probe; empty: that of the run
+device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
+dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
 
-config = configure(globals(), also='train.py')
-for name, low in (('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
-    if globals()[name] < low:
-        fail(f'{name}={globals()[name]}: must be at least {low}')
+configure(globals(), files_of=('train.py', GPTConfig))
+for name, least in (('seed', 0), ('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
+    if not least <= globals()[name] < 2**63:
+        fail(f'{name}={globals()[name]}: must be at least {least} and below 2**63')
 if tasks and probe:
     fail('--tasks and --probe: one at a time')
 if tasks_dir and not Path(tasks_dir).is_dir():
@@ -78,11 +78,13 @@ def load(path):
         saved = torch.load(path, map_location='cpu', weights_only=True)
         model = GPT(GPTConfig(**saved['model_args']), compute_dtype)
         model.load_state_dict(saved['model'])
-        # Nothing is trained here, so the weights are cast once and for all.
-        model.to(device, compute_dtype).eval()
-        return model, Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
+        tokenizer, trained_on, step = Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
     except Exception as error:
         fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        fail(f'{path} has weights that are infinite or no numbers: its training went wrong, take an earlier checkpoint')
+    # Nothing is trained here, so the weights are cast once and for all.
+    return model.to(device, compute_dtype).eval(), tokenizer, trained_on, step
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -102,11 +104,11 @@ def print_samples(model, tokenizer):
     text = prompt()
     idx = torch.tensor([[tokenizer.eot, *tokenizer.encode(text)]], device=device)  # as every document begins
     for _ in range(num_samples):
-        print(text, end='')
+        show(text, end='')
         utf8 = codecs.getincrementaldecoder('utf-8')('replace')  # a character may be more than one token
         for token in model.generate_tokens(idx, max_new_tokens, temperature, top_k, top_p, stop_token=tokenizer.eot):
-            print(utf8.decode(tokenizer.decode([token.item()])), end='', flush=True)
-        print('\n---------------')
+            show(utf8.decode(tokenizer.decode([token.item()])), end='')
+        show('\n---------------')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,16 +164,20 @@ def language_model(model, tokenizer, batch_size):
                 totals[i] += log_p
             return totals
 
+        def room(self, kwargs, task='a task'):
+            """How many tokens of context fit beside what is to be generated. Raises ValueError if none do."""
+            n = normalize_gen_kwargs(kwargs)['max_gen_toks']
+            if n >= block_size:
+                raise ValueError(f'max_gen_toks={n} of {task} leaves no room for a context in block_size={block_size}')
+            return block_size - n
+
         def generate_until(self, requests, disable_tqdm=False):
             """How the model goes on after each context, up to end-of-text or any of the strings to stop at, without it.
-            Raises ValueError if block_size has no room for a context beside max_gen_toks."""
+            Raises ValueError if there is no room."""
             texts = []
             for context, kwargs in tqdm([request.args for request in requests], 'generating', disable=None):
                 how = normalize_gen_kwargs(kwargs)
-                stops, room = [stop for stop in how['until'] if stop], block_size - how['max_gen_toks']
-                if room < 1:
-                    raise ValueError(f'max_gen_toks={how["max_gen_toks"]} of a task leaves no room for its context in '
-                                     f'block_size={block_size}')
+                stops, room = [stop for stop in how['until'] if stop], self.room(kwargs)
                 idx = torch.tensor([self.tok_encode(context)[-room:]], device=device)
                 tokens, text = [], ''
                 for token in model.generate_tokens(idx, how['max_gen_toks'], how.get('temperature', 0.0),
@@ -189,7 +195,7 @@ def language_model(model, tokenizer, batch_size):
 
 
 def run_tasks(model, tokenizer, step):
-    """Print the harness's table, and write its numbers to tasks.json."""
+    """Write the harness's numbers to tasks.json, or tasks-limit-N.json of a part, and print its table."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # its processes, for standard errors, could run this script again
     try:
         from lm_eval import simple_evaluate
@@ -200,18 +206,20 @@ def run_tasks(model, tokenizer, step):
         fail(f'--tasks needs a recent lm-evaluation-harness: pip install -U lm-eval ({error})')
     try:
         manager = TaskManager(include_path=tasks_dir or None)
-        manager.load(tasks.split(','))
+        loaded = manager.load(tasks.split(','))['tasks']
     except Exception as error:  # of the harness, of a task's own code, of datasets or of the network
         hint = f' (a file in {tasks_dir} that is no valid YAML counts as none)' if tasks_dir else ''
         fail(f'--tasks={tasks}: {type(error).__name__}: {error}{hint}')
+    for name, task in loaded.items():  # before hours of scoring, and not when it is this task's turn
+        if task.OUTPUT_TYPE == 'generate_until':
+            harness_model.room(task.config.generation_kwargs, name)
     results = simple_evaluate(harness_model, tasks=tasks.split(','), limit=limit or None, task_manager=manager,
                               bootstrap_iters=1000, log_samples=False, torch_random_seed=seed)
-    print(make_table(results))
-    if 'groups' in results:
-        print(make_table(results, 'groups'))
     kept = 'results', 'groups', 'versions', 'n-shot', 'n-samples', 'lm_eval_version'
-    results = {'checkpoint': path.name, 'step': step, **{name: results[name] for name in kept if name in results}}
-    write('tasks.json', json.dumps(results, indent=1, default=float))
+    numbers = {'checkpoint': path.name, 'step': step, **{name: results[name] for name in kept if name in results}}
+    write('tasks.json' if not limit else f'tasks-limit-{limit}.json', json.dumps(numbers, indent=1, default=float))
+    for part in ['results', *(['groups'] if 'groups' in results else [])]:
+        show(make_table(results, part))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -251,17 +259,17 @@ def run_probe(model, tokenizer, dataset, step):
     rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}
               for widths, rho_, ratio_ in zip(ffn_widths(model.config), rho.tolist(), ratio.tolist())]
-    print(f'{len(tokens):,} tokens of {data.name}; F is what the FFN adds, h the stream that enters the layer\n\n'
-          'layer  cos(F, h)  |F| / |h|  widths')
-    for i, layer in enumerate(layers):
-        print(f'{i:5d}  {layer["rho"]:+9.4f}  {layer["ratio"]:9.4f}  {" + ".join(map(str, layer["widths"]))}')
-    depth, correlation = torch.arange(len(rho), dtype=torch.float64), None
+    depth, correlation = torch.arange(1, len(rho) + 1, dtype=torch.float64), None
     if len(rho) > 1:
         correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item()
-        print(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
-    result = {'checkpoint': path.name, 'step': step, 'data': data.name, 'tokens': len(tokens),
-              'correlation': correlation, 'layers': layers}
-    write('probe.json', json.dumps(result, indent=1))
+    write('probe.json', json.dumps({'checkpoint': path.name, 'step': step, 'data': data.name, 'tokens': len(tokens),
+                                    'correlation': correlation, 'layers': layers}, indent=1))
+    show(f'{len(tokens):,} tokens of {data.name}; F is what the FFN adds, h the stream that enters the layer\n\n'
+         'layer  cos(F, h)  |F| / |h|  widths')
+    for i, layer in enumerate(layers, start=1):
+        show(f'{i:5d}  {layer["rho"]:+9.4f}  {layer["ratio"]:9.4f}  {" + ".join(map(str, layer["widths"]))}')
+    if correlation is not None:
+        show(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
     try:
         import matplotlib
     except ImportError:
@@ -285,15 +293,13 @@ try:
 except ValueError as error:
     fail(str(error))
 torch.manual_seed(seed)
-model, tokenizer, dataset, step = load(path)
+model, tokenizer, trained_on, step = load(path)
 try:
     if tasks:
         run_tasks(model, tokenizer, step)
     elif probe:
-        run_probe(model, tokenizer, config['dataset'] if 'dataset' in config.given else dataset, step)
+        run_probe(model, tokenizer, dataset or trained_on, step)
     else:
         print_samples(model, tokenizer)
 except ValueError as error:
     fail(str(error))
-except BrokenPipeError:
-    sys.stderr.close()  # the reader has left: leave without a word

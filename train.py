@@ -9,9 +9,10 @@ A step's batch depends on the seed and the step alone, neither on the model nor 
 that differ in one setting differ in that alone.
 
 With mlp_periods = '1,4,16' the stack of MLPs learns at several rates, as in Hope's Continuum Memory System (Behrouz et
-al. 2025, "Nested Learning"): the l-th MLP of every layer is updated only every C_l steps, with the sum of the steps'
-gradients, each clipped. That is the update frequencies in training. It is not Hope's learning while reading: no weight
-changes within a sequence, nor after training.
+al. 2025, "Nested Learning"): the l-th MLP of every layer changes only every C_l steps, by the sum of the C_l updates
+that the optimizer has made meanwhile, each from the gradient at the weights that the model still had. That is the
+update frequencies in training. It is not Hope's learning while reading: no weight changes within a sequence, nor after
+training.
 """
 
 import functools
@@ -20,6 +21,7 @@ import inspect
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -33,54 +35,37 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import prepare
-from configurator import configure, fail
-from model import GPT, budget, keep_freed_memory, resolve_device, shape_of
+from configurator import configure, fail, show
+from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
 
 # the run
-out_dir = 'out'  # checkpoints and metrics.jsonl go here
-init_from = 'scratch'  # or 'resume' from out_dir's checkpoint, or 'auto': resume if there is one
+out_dir = 'out'  # folder of checkpoints and metrics.jsonl
+init_from = 'scratch'  # scratch, resume (from ckpt.pt), auto (resume where there is one), best (with eval_only)
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
 eval_datasets = ''  # data sets to evaluate on besides dataset, separated by commas; prepared with the same tokenizer
 eval_only = False  # evaluate once and leave
 log_interval = 10  # steps between logged training losses
-sample_tokens = 256  # tokens of a sample printed at the end; 0: none
+sample_tokens = 256  # tokens of each sample printed at the end; 0: no samples
 wandb_log = False  # send the metrics to Weights & Biases as well
-wandb_project = 'tapered-hourglass'  # where there
-wandb_run_name = ''  # under what name; empty: of its choice
+wandb_project = 'tapered-hourglass'  # project at Weights & Biases
+wandb_run_name = ''  # name of the run at Weights & Biases; empty: one that it makes up
 # the data
-dataset = 'stdlib'  # data/stdlib, from prepare.py
+dataset = 'stdlib'  # name of the folder in data/ that prepare.py has made
 batch_size = 16  # sequences per micro-step
 gradient_accumulation_steps = 1  # micro-steps per step, of all processes together
-block_size = 128  # tokens per sequence
-# the model: see GPTConfig in model.py
-vocab_size = 0  # 0: that of the data
-n_layer = 4  # layers, each a token mixer and an FFN
-n_head = 3  # heads of attention
-n_kv_head = 0  # heads of keys and values; 0: n_head
-head_dim = 0  # 0: n_embd // n_head
-n_embd = 192  # d_model
-mixer = 'attention'  # or gated, titans
-memory_chunk = 64  # tokens that Titans' memory reads between two looks at its own weights
-norm = 'pre'  # or olmo2: norms after mixer and MLPs, and of queries and keys, all with gains
-ffn = 'standard'  # or hourglass, tapered, tapered_hourglass
-ffn_width = 0  # hidden units per layer, the mean over the depth; 0: what meets param_budget
-param_budget = 1769472  # parameters of token mixers and FFNs together; 0: what ffn_width gives
-ffn_multiple = 16  # every MLP's width is a multiple of this
-n_mlp = 4  # K, the MLPs of a hourglass FFN
-mlp_periods = ''  # Hope: '1,4,16' updates the first MLP of every FFN each step, the next each 4, the last each 16
-taper = 'cosine'  # or linear, sigmoid, step
-taper_start = 1.5  # width of the first layer over the mean
-taper_end = 0.5  # width of the last layer over the mean
-rope_theta = 10000.0  # base of the rotary embeddings' wavelengths
-qk_norm = False  # RMSNorm of queries and keys, per head
-tie_embeddings = True  # the head is the embedding table
-dropout = 0.0  # of attention and of what is added to the stream
-init_std = 0.05  # of the initial weights; the papers have 0.02, for wider streams
+# the model: a small one; GPTConfig in model.py has all its settings, and says what they mean
+vocab_size = 0  # token ids; 0: those of the data
+block_size = 128
+n_layer = 4
+n_head = 3
+n_embd = 192
+param_budget = 1769472  # parameters of token mixers and FFNs together; ffn_width overrules it
+init_std = 0.05  # standard deviation of the initial weights; the papers have 0.02, for wider streams
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
 max_iters = 800  # steps in all
@@ -88,64 +73,98 @@ weight_decay = 0.1  # of matrices
 beta1 = 0.9  # decay of the mean gradient
 beta2 = 0.95  # decay of the mean squared gradient
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
-warmup_iters = 60  # linear rise of the learning rate
-lr_decay_iters = 0  # the step at which its cosine ends; 0: max_iters, as it is at the start of the run
-min_lr = 3e-4  # and what it is then
+warmup_iters = 60  # steps in which the learning rate rises
+lr_decay_iters = 0  # step at which the learning rate has fallen to min_lr, along a cosine; 0: max_iters at the start
+min_lr = 3e-4  # learning rate from lr_decay_iters on
 # the machine
-device = 'auto'  # cuda where there is a GPU, else cpu; or mps
-dtype = 'auto'  # bfloat16 where the device is fast in it, else float32
-compile = 'auto'  # torch.compile: auto on a GPU only; or true, false
+device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
+dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+compile = 'auto'  # torch.compile: true, false, or auto: on a GPU
 
-config = configure(globals())
+config = configure(globals(), GPTConfig)
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C just ends it
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The checkpoint to resume from. What was not set now is as it was then; what was set must agree, but for a few.
+# Where it starts: from nothing, or from a checkpoint with the settings that it was trained with
 
-free_to_change = ['out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
+FREE_TO_CHANGE = {'out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
                   'log_interval', 'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype',
-                  'compile']
-if init_from not in ('scratch', 'resume', 'auto'):
-    fail(f'init_from={init_from}: must be scratch, resume or auto')
-found = [path for path in (Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')) if path.exists()]
-if found and init_from == 'scratch':
-    fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
-if not found and init_from == 'resume':
-    fail(f'{out_dir}/ckpt.pt: no checkpoint to resume from')
-checkpoint = None
-if found:
-    try:
-        checkpoint = torch.load(found[0], map_location='cpu', weights_only=True)
-        then = checkpoint['config']
-        checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['iter_num'], checkpoint['optimizer']
-    except Exception as error:
-        fail(f'{found[0]} cannot be read, or is no checkpoint of train.py: {type(error).__name__}: {error}')
-    differences = [f'{name} was {then[name]!r} and is {config[name]!r}' for name in then if name in config.given
-                   and name not in free_to_change and config[name] != then[name]]
-    if differences:
-        fail(f'{found[0]} was trained otherwise: ' + ', '.join(differences))
-    kept = config.given | {'out_dir', 'init_from', 'eval_only'}
-    config.update({name: value for name, value in then.items() if name not in kept})
-config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
-globals().update(config)
+                  'compile'}
+LIMITS = [  # settings, the least and the first too large value
+    (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
+    (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
+    (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
+CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best'), 'compile': ('auto', True, False)}
 
-at_least_1 = ['eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size']
-at_least_0 = ['max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'learning_rate', 'min_lr', 'warmup_iters',
-              'lr_decay_iters', 'weight_decay', 'grad_clip']
-for names, low, below in ((at_least_1, 1, 2**63), (at_least_0, 0, 2**63), (['beta1', 'beta2'], 0, 1)):
-    for name in names:
-        if not low <= config[name] < below:
-            fail(f'{name}={config[name]}: must be at least {low}' + (f' and below {below}' if below < 2**63 else ''))
-if compile not in ('auto', True, False):
-    fail(f'compile={compile}: must be auto, true or false')
+
+def check_settings(config):
+    for names, least, end in LIMITS:
+        for name in names:
+            if not least <= config[name] < end:
+                fail(f'{name}={config[name]}: must be at least {least} and below {end}')
+    for name, values in CHOICES.items():
+        if config[name] not in values:
+            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
+    if init_from == 'best' and not eval_only:
+        fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
+
+
+def find_checkpoint():
+    """(its path, the checkpoint) in out_dir, or (None, None)."""
+    names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
+    found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
+    if found and init_from == 'scratch':
+        fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
+    if not found and init_from in ('resume', 'best'):
+        fail(f'{out_dir}/{names[0]}: no such checkpoint')
+    if not found:
+        return None, None
+    try:
+        checkpoint = torch.load(found[0], map_location='cpu', weights_only=True, mmap=True)
+        checkpoint['config'], checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['optimizer']
+        return found[0], checkpoint
+    except Exception as error:
+        other = f'; {found[1]} may be whole: put it in its place' if found[1:] else ''
+        fail(f'{found[0]} cannot be read, or is no checkpoint of train.py{other} ({type(error).__name__}: {error})')
+
+
+def settings_to_resume(config, trained):
+    """Those of the checkpoint, but for what may change and was set now. Ends the run if something else was set."""
+    unknown = sorted(config.keys() - trained.keys())  # what the checkpoint is too old to know had no effect on it
+    if unknown:
+        say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
+    trained = {**{name: config.defaults[name] for name in unknown}, **trained}
+    changes = [name for name in sorted(config.given - FREE_TO_CHANGE) if config[name] != trained[name]]
+    if changes:
+        fail(f'{checkpoint_path} was trained otherwise: '
+             + ', '.join(f'{name} was {trained[name]!r} and is {config[name]!r}' for name in changes))
+    return {**trained, **{name: config[name] for name in config.given | {'out_dir', 'init_from', 'eval_only'}}}
+
+
+def say(text):
+    if master:
+        with tqdm.external_write_mode():
+            show(text)
+
+
+ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
+try:
+    rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
+                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+except (KeyError, ValueError) as error:
+    fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
+master = rank == 0  # the process that prints and saves
+check_settings(config)
+checkpoint_path, checkpoint = find_checkpoint()
+lock = None  # of out_dir
+if checkpoint:
+    config.update(settings_to_resume(config, checkpoint['config']))
+config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
+globals().update(config)  # each setting is a variable of this script
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The processes: one, or those of torchrun
+# The processes: one, or those of torchrun. One that fails says so in a line and leaves, and torchrun ends the others.
 
-ddp = 'WORLD_SIZE' in os.environ
-rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))
-world_size = int(os.environ.get('WORLD_SIZE', 1))
-master = rank == 0  # the process that prints and saves
 if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')
@@ -158,15 +177,19 @@ device_type = torch.device(device).type
 if device_type == 'cpu':
     keep_freed_memory()
 config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
-if ddp:
-    if device_type == 'cuda':
-        processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
-        if processes > gpus:
-            fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
-        device = f'cuda:{local_rank}'
-        torch.cuda.set_device(device)
-    dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
-    control = dist.new_group(backend='gloo')  # for small messages between the CPUs
+stop_requested = False
+
+
+def request_stop(*_):
+    global stop_requested
+    stop_requested = True
+
+
+def wait_for_torchrun(*error):
+    """Where another process has failed, what waits for it fails as well: leave it to torchrun to end this one."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(0 if stop_requested else 10)
+    sys.__excepthook__(*error)
 
 
 def sum_over_processes(*values):
@@ -176,24 +199,16 @@ def sum_over_processes(*values):
     return sums.tolist()
 
 
-def leave_if(problem):
-    """End all processes with one line if any of them has a problem to report; all of them must call this."""
-    problems = [problem]
-    if ddp:
-        problems = [None] * world_size
-        dist.all_gather_object(problems, problem, group=control)
-    if any(problems):
-        fail(next(filter(None, problems)))
-
-
-def say(text):
-    if master:
-        try:
-            tqdm.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:  # the reader has left, as head does
-            sys.stdout = open(os.devnull, 'w')
-
+if ddp:
+    if device_type == 'cuda':
+        processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
+        if processes > gpus:
+            fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
+        device = f'cuda:{local_rank}'
+        torch.cuda.set_device(device)
+    dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    control = dist.new_group(backend='gloo')  # for small messages between the CPUs
+    sys.excepthook = wait_for_torchrun
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The data
@@ -206,7 +221,7 @@ meta = prepare.read_meta(dataset)
 tokenizer = prepare.read_tokenizer(dataset)
 token_bytes = prepare.read_token_bytes(dataset)
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
-eval_data = {'': val_data}  # by what their scores' names end in: val_loss, val_loss/NAME
+eval_data = {'': val_data}  # by what the names of their scores end in: val_loss, val_loss/NAME
 for name in eval_datasets.replace(',', ' ').split():
     if prepare.read_tokenizer(name).state() != tokenizer.state():
         fail(f'data/{name} was prepared with another tokenizer than data/{dataset}: losses per token are no match')
@@ -219,9 +234,9 @@ n_windows = (len(train_data) - 1) // block_size
 data_id = json.dumps([meta, len(train_data), len(val_data)], sort_keys=True)
 data_id = hashlib.sha256(data_id.encode()).hexdigest()
 if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
-    fail(f'{found[0]} was trained with another tokenizer than that of data/{dataset}')
+    fail(f'{checkpoint_path} was trained with another tokenizer than that of data/{dataset}')
 if checkpoint and checkpoint['data_id'] != data_id:
-    fail(f'{found[0]} was trained on other data: data/{dataset} was prepared anew since')
+    fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
 
 
 @functools.lru_cache(maxsize=2)
@@ -233,7 +248,7 @@ def read_windows(data, starts, length):
     """Inputs and targets, each (len(starts), length), on the device."""
     tokens = np.stack([data.window(start, length + 1) for start in starts])
     if tokens.max() >= meta['vocab_size']:
-        raise ValueError(f'{data.name} has a token id {tokens.max()}, outside of its {meta["vocab_size"]}')
+        fail(f'{data.name} has a token id {tokens.max()}, outside of its {meta["vocab_size"]}')
     tokens = torch.from_numpy(tokens)
     if device_type == 'cuda':
         tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -246,6 +261,12 @@ def get_batch(micro_step):
     windows = range(micro_step * batch_size, (micro_step + 1) * batch_size)
     starts = [int(window_order(i // n_windows)[i % n_windows]) * block_size for i in windows]
     return read_windows(train_data, starts, block_size)
+
+
+def get_batches(step):
+    """Those of the micro-steps of this process in a step."""
+    first = (step * world_size + rank) * micro_steps
+    return [get_batch(i) for i in range(first, first + micro_steps)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -264,20 +285,23 @@ if device_type == 'cuda':
 raw_model = GPT(model_config, compute_dtype).to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 slow_parameters = list(raw_model.slow_parameters())
-pending = {}  # sums of their gradients since their last update
+ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
 if checkpoint:
     try:
         raw_model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
     except (RuntimeError, ValueError) as error:
-        fail(f'{found[0]} does not fit model.py as it is now: {error}')
-    pending = {name: gradient.to(device) for name, gradient in checkpoint.get('pending', {}).items()}
+        fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
+    ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
     fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
-single_model = torch.compile(raw_model) if (device_type == 'cuda' if compile == 'auto' else compile) else raw_model
+compiled = device_type == 'cuda' if compile == 'auto' else compile
+if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
+    fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
+single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters
@@ -294,11 +318,25 @@ def learning_rate_at(step):
 
 
 @torch.no_grad()
+def update_weights():
+    """A step of the optimizer. It takes slow parameters further from where it left them; the model sees that only when
+    their period is over."""
+    seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
+    for name, parameter, _ in slow_parameters:
+        parameter.copy_(ahead.pop(name, parameter))
+    optimizer.step()
+    for name, parameter, period in slow_parameters:
+        if (step + 1) % period:
+            ahead[name] = parameter.clone()
+            parameter.copy_(seen[name])
+
+
+@torch.no_grad()
 def evaluate(data):
     """Loss in nats, perplexity, and bits per byte of the first eval_tokens targets, in windows that share no target.
 
     The sums are over the same tokens however many processes share them. Tokens that stand for no byte, as end-of-text,
-    count in the loss and not in bits per byte.
+    count in the loss and not in bits per byte. Returns None if the run is to stop before the end.
     """
     n_targets = min(len(data) - 1, eval_tokens or len(data))
     starts = range(0, n_targets - n_targets % block_size, block_size)
@@ -306,38 +344,40 @@ def evaluate(data):
     if n_targets % block_size:
         batches.append(([len(starts) * block_size], n_targets % block_size))
     nats = nats_of_bytes = n_bytes = 0.0
-    problem = None
-    single_model.eval()
-    try:
-        for batch in batches[rank::world_size]:
+    raw_model.eval()
+    for round_ in range(0, len(batches), world_size):
+        for batch in batches[round_:][rank:rank + 1]:
             idx, targets = read_windows(data, *batch)
-            losses = single_model(idx, targets, reduction='none')[1].cpu().double().numpy()
+            whole = idx.shape == (batch_size, block_size)  # for any other shape the model would be compiled anew
+            losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1].cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
             nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
             n_bytes += bytes_of.sum()
-    except ValueError as error:
-        problem = str(error)
-    leave_if(problem)
-    single_model.train()
+        if any(sum_over_processes(stop_requested)):
+            return None
+    raw_model.train()
     nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
     return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
 
 
+def evaluate_all():
+    """The scores on all data sets, which it prints, or None if the run is to stop before the end."""
+    scores = {}
+    for end, data in eval_data.items():
+        found = evaluate(data)
+        if found is None:
+            return None
+        say(f'step {step}: {data.name} loss {found["val_loss"]:.4f}, perplexity {found["val_ppl"]:.3f}, '
+            f'{found["val_bpb"]:.4f} bits per byte')
+        scores.update({name + end: score for name, score in found.items()})
+    return scores
+
+
 # ----------------------------------------------------------------------------------------------------------------------
-# What is kept: checkpoints and metrics. The master writes; if it cannot, all leave, and what was there is intact.
+# What the master keeps: checkpoints and metrics. If it cannot, the run ends, and what was there is whole.
 
 metrics_path = Path(out_dir, 'metrics.jsonl')
-
-
-def write(how, *arguments):
-    problem = None
-    if master:
-        try:
-            how(*arguments)
-        except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
-            problem = f'{out_dir} cannot be written: {error}'
-    leave_if(problem)
 
 
 def save(name):
@@ -347,36 +387,69 @@ def save(name):
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
-                        **({'pending': pending} if pending else {})}, file)
+                        **({'ahead': ahead} if ahead else {})}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
-    finally:
+    except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
         temporary.unlink(missing_ok=True)
+        check_room(1, error.__context__ or error)
+
+
+def check_room(copies, error=None):
+    """End the run if so many more checkpoints do not fit on the disk, or after an error in writing one."""
+    need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
+    free = shutil.disk_usage(out_dir).free
+    if error or free < need:
+        fail(f'{out_dir} cannot be written: {error or "its disk is too full"}; {copies} checkpoints take '
+             f'{need / 1e9:,.3f} GB, and {free / 1e9:,.3f} GB are left: make room, or choose another --out_dir')
 
 
 def log(numbers):
-    with open(metrics_path, 'a') as file:
-        file.write(json.dumps({'step': step, **numbers}) + '\n')
+    try:
+        with open(metrics_path, 'a') as file:
+            file.write(json.dumps({'step': step, **numbers}) + '\n')
+    except OSError as error:
+        fail(f'{metrics_path} cannot be written: {error.strerror}')
     if wandb_log:
         wandb.log(numbers, step=step)
 
 
-def rewind_metrics():
-    """Drop the lines of steps that the checkpoint does not have, and what is not a line of metrics."""
-    global evaluated
-    os.makedirs(out_dir, exist_ok=True)
-    kept = []
-    for line in metrics_path.read_text(errors='replace').splitlines() if metrics_path.exists() else []:
-        try:
-            if json.loads(line)['step'] < step + ('val_loss' in line):
-                kept.append(line + '\n')
-                evaluated = json.loads(line)['step'] == step
-        except (ValueError, KeyError, TypeError):
-            pass
-    temporary = metrics_path.with_suffix('.tmp')
-    temporary.write_text(''.join(kept))
-    os.replace(temporary, metrics_path)
+def lock_folder(folder):
+    """An open file in the folder that no other process can lock until this one closes it, or dies."""
+    file = open(Path(folder, 'lock'), 'w')
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f'{folder} is in use by another run: wait for its end, or choose another --out_dir')
+    except (ImportError, OSError):
+        pass  # Windows and some shared disks have no such locks
+    return file
+
+
+def open_folder():
+    """Make out_dir this run's alone, with room for its checkpoints, and drop the metrics of steps that it will make.
+    Returns whether the model of this step has been evaluated."""
+    global lock
+    try:
+        os.makedirs(out_dir, exist_ok=True)
+        lock = lock_folder(out_dir)
+        check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
+        kept = []
+        for line in metrics_path.read_text(errors='replace').splitlines() if checkpoint_path else []:
+            try:
+                numbers = json.loads(line)
+                if numbers['step'] < step or (numbers['step'] == step and 'val_loss' in numbers):
+                    kept.append(numbers)
+            except (ValueError, KeyError, TypeError):
+                pass  # not a line of metrics: the end of one that was being written, say
+        temporary = metrics_path.with_suffix('.tmp')
+        temporary.write_text(''.join(json.dumps(numbers) + '\n' for numbers in kept))
+        os.replace(temporary, metrics_path)
+        return any(numbers['step'] == step for numbers in kept)
+    except OSError as error:
+        fail(f'{out_dir} cannot be written: {error.strerror}')
 
 
 if wandb_log:
@@ -390,68 +463,55 @@ if wandb_log:
 # ----------------------------------------------------------------------------------------------------------------------
 # Training
 
-PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
-              'RTX 4090': 165e12, 'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by what is in its name
+PEAK_FLOPS = {'GB200': 2500e12, 'B200': 2250e12, 'H200 NVL': 835e12, 'H200': 989e12, 'H100 NVL': 835e12,
+              'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'RTX 4090': 165e12,
+              'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these that is in its name
 gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
-peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)
+peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and dtype != 'float32'), None)
 counts = budget(model_config)
 tokens_per_step = gradient_accumulation_steps * batch_size * block_size
-say(f'{ffn} model of {counts["total"]:,} parameters ({counts["attention"]:,} attention, {counts["ffn"]:,} FFN, '
-    f'{counts["embedding"]:,} embedding), {str(compute_dtype)[6:]} on {world_size} x {gpu or device}\n'
+say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} mixer, {counts["ffn"]:,} FFN, '
+    f'{counts["embedding"]:,} embedding), {config["dtype"]} on {world_size} x {gpu or device}\n'
     f'{tokens_per_step:,} tokens a step, {len(train_data) / tokens_per_step:,.1f} steps an epoch of data/{dataset}')
-
-stop_requested = False
-
-
-def request_stop(*_):
-    global stop_requested
-    stop_requested = True
-
-
-evaluated = False  # whether the model of this step has been, before the run was stopped
-if not eval_only:
+if checkpoint_path and step >= max_iters and not eval_only:
+    say(f'{checkpoint_path} has {step} steps already: to go on, raise --max_iters')
+if eval_only:
+    if not checkpoint_path:
+        say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
+    evaluate_all()
+else:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request_stop)
-    write(rewind_metrics)
-    evaluated = any(sum_over_processes(evaluated))
-if eval_only and not found:
-    say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
-if found and step >= max_iters and not eval_only:
-    say(f'{found[0]} has {step} steps already: to go on, raise --max_iters')
+    evaluated = any(sum_over_processes(master and open_folder()))
 progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
-clock, clock_step = time.perf_counter(), step
+clock, clock_step, stopping = time.perf_counter(), step, False
+batches = get_batches(step)
 
-while True:  # what is evaluated as of a step is the model after so many steps, which then goes into the step
-    if eval_only or (not evaluated and (step % eval_interval == 0 or step >= max_iters)):
-        scores = {f'{key}{name}': score for name, data in eval_data.items() for key, score in evaluate(data).items()}
-        for name in eval_data:
-            say(f'step {step}: {eval_data[name].name} loss {scores[f"val_loss{name}"]:.4f}, perplexity '
-                f'{scores[f"val_ppl{name}"]:.3f}, {scores[f"val_bpb{name}"]:.4f} bits per byte')
-        if eval_only:
-            break
-        if not math.isfinite(scores['val_loss']):
-            fail(f'step {step}: the validation loss is {scores["val_loss"]}; the checkpoint is as it was')
-        write(log, scores)
-        if scores['val_loss'] < best_val_loss:
-            best_val_loss = scores['val_loss']
-            write(save, 'ckpt_best.pt')
-        write(save, 'ckpt.pt')
+while not eval_only:
+    if (step % eval_interval == 0 or step >= max_iters) and not evaluated:
+        scores = evaluate_all()
+        stopping = scores is None
+        if scores:
+            if not math.isfinite(scores['val_loss']):
+                fail(f'step {step}: the validation loss is {scores["val_loss"]}; the checkpoint is as it was')
+            best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
+            if master:
+                log(scores)
+                for name in ['ckpt_best.pt'] * best + ['ckpt.pt'] if step > 0 else []:
+                    save(name)
         clock, clock_step = time.perf_counter(), step
     evaluated = False
-    if step >= max_iters:
+    if stopping:
+        if master and step > 0:
+            save('ckpt.pt')
+        say(f'stopped after {step} steps' + (': go on with --init_from=resume' if step > 0 else ''))
+    if stopping or step >= max_iters:
         break
 
     lr = learning_rate_at(step)
     for group in optimizer.param_groups:
         group['lr'] = lr
     torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))  # of dropout
-    first, problem = (step * world_size + rank) * micro_steps, None
-    try:
-        batches = [get_batch(i) for i in range(first, first + micro_steps)]
-    except ValueError as error:
-        problem = str(error)
-    if any(sum_over_processes(problem is not None)):
-        leave_if(problem)
     loss = 0.0
     for i, (idx, targets) in enumerate(batches):
         if ddp:
@@ -459,17 +519,14 @@ while True:  # what is evaluated as of a step is the model after so many steps, 
         micro_loss = model(idx, targets)[1] / micro_steps
         micro_loss.backward()
         loss = loss + micro_loss.detach()
-    loss, stopping = sum_over_processes(loss.item() / world_size, stop_requested)
-    grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf).item()
+    grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
+    batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
+    loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
+    loss, stopping = sum_over_processes(loss / world_size, stop_requested)
     if not math.isfinite(loss + grad_norm):
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
              'the checkpoint is as it was')
-    for name, parameter, period in slow_parameters:
-        if name in pending:
-            parameter.grad += pending.pop(name)
-        if (step + 1) % period:
-            pending[name], parameter.grad = parameter.grad.clone(), None  # cloned, as DDP uses its memory again
-    optimizer.step()
+    update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
@@ -479,19 +536,18 @@ while True:  # what is evaluated as of a step is the model after so many steps, 
                    'tokens_per_second': speed}
         if peak_flops:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
-        write(log, numbers)
+        if master:
+            log(numbers)
         progress.set_postfix(loss=f'{loss:.4f}')
         if progress.disable:
             mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
             say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
     step += 1
     progress.update()
-    if stopping:
-        write(save, 'ckpt.pt')
-        say(f'stopped after {step} steps: go on with --init_from=resume')
-        break
 
 progress.close()
+if lock:
+    lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
     prompt = torch.tensor([[tokenizer.eot]], device=device)
     tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50)[0].tolist()

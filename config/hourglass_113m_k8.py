@@ -1,6 +1,7 @@
-# Attention fixed (Liao et al., arXiv 2602.06471): standard_113m with each FFN split into K = 8 hourglasses,
-# d_h / d_model 0.5, nothing else changed. The paper reports validation perplexity 36.179 against 36.441.
-# 2.26B tokens (20 a parameter), 2.6e18 FLOPs. The learning rate is ours.
+# Attention fixed (Liao et al., arXiv 2602.06471): standard_113m with each FFN split into K = 8 hourglasses, d_h /
+# d_model 0.5, nothing else changed. The paper reports validation perplexity 36.179 against 36.441.
+# 2.26B tokens (20 a parameter), 2.6e18 FLOPs. The recipe is ours, and so is what scales the initial weights down with
+# depth: the authors have init_scaled = False.
 out_dir = 'out-hourglass_113m_k8'
 dataset = 'fineweb10B'
 vocab_size = 50257

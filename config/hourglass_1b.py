@@ -1,7 +1,8 @@
-# An hourglass at the budget of standard_1b (Liao et al., arXiv 2602.06471). Here the standard model is ahead: the
-# paper reports validation perplexity 20.082 for its hourglass and 20.002 for the baseline. The shape is ours, with the
-# K = 6 beyond which the paper saw little gain.
-# 21.5B tokens (20 a parameter), 1.7e20 FLOPs. The learning rate is that of the 906M models.
+# An hourglass at the budget of standard_1b (Liao et al., arXiv 2602.06471). Here the standard model is ahead: the paper
+# reports validation perplexity 20.082 for its hourglass and 20.002 for the baseline. The shape is ours, with the K = 6
+# beyond which the paper saw little gain.
+# 21.5B tokens (20 a parameter), 1.7e20 FLOPs. The learning rate is that of the authors' 906M models, the rest of the
+# recipe ours, and so is what scales the initial weights down with depth: the authors have init_scaled = False.
 out_dir = 'out-hourglass_1b'
 dataset = 'fineweb100B'
 vocab_size = 50257

@@ -1,6 +1,7 @@
-# The baseline of the 113M family (Liao et al., arXiv 2602.06471): a LLaMA-style Transformer with SwiGLU FFNs
-# 4 times as wide as the stream. The paper reports a validation perplexity of 36.441.
-# 2.26B tokens (20 a parameter), 2.6e18 FLOPs. The learning rate is ours.
+# The baseline of the 113M family (Liao et al., arXiv 2602.06471): a LLaMA-style Transformer with SwiGLU FFNs 4 times as
+# wide as the stream. The paper reports a validation perplexity of 36.441.
+# 2.26B tokens (20 a parameter), 2.6e18 FLOPs. The recipe is ours, and so is what scales the initial weights down with
+# depth: the authors have init_scaled = False.
 out_dir = 'out-standard_113m'
 dataset = 'fineweb10B'
 vocab_size = 50257

@@ -1,5 +1,5 @@
-# The uniform 1.3B Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: average accuracy on
-# eight tasks 56.05, as reported, against 56.38 when tapered. The shape is ours, 1.30B with GPT-2's vocabulary.
+# The uniform 1.3B Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: average accuracy on eight tasks 56.05,
+# as reported, against 56.38 when tapered. The shape is ours, 1.30B with GPT-2's vocabulary.
 # 100B tokens (as in the paper), 9.0e20 FLOPs.
 out_dir = 'out-standard_1300m'
 dataset = 'fineweb100B'

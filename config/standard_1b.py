@@ -1,6 +1,7 @@
 # The 1B baseline of Liao et al., arXiv 2602.06471, in the shape of OLMo-2 1B. Validation perplexity 20.002 in the
 # paper, the best at this scale: 20.082 for the hourglass, 20.46 for OLMo-2.
-# 21.5B tokens (20 a parameter), 1.7e20 FLOPs. The learning rate is that of the 906M models.
+# 21.5B tokens (20 a parameter), 1.7e20 FLOPs. The learning rate is that of the authors' 906M models, the rest of the
+# recipe ours, and so is what scales the initial weights down with depth: the authors have init_scaled = False.
 out_dir = 'out-standard_1b'
 dataset = 'fineweb100B'
 vocab_size = 50257

@@ -1,5 +1,5 @@
-# The uniform 440M Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: validation perplexity
-# 16.28, against 14.44 when tapered. The shape is ours, 440M parameters with GPT-2's vocabulary.
+# The uniform 440M Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: validation perplexity 16.28, against
+# 14.44 when tapered. The shape is ours, 440M parameters with GPT-2's vocabulary.
 # 30B tokens (as in the paper), 9.7e19 FLOPs.
 out_dir = 'out-standard_440m'
 dataset = 'fineweb100B'

@@ -1,5 +1,5 @@
-# The uniform 760M Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: average accuracy on
-# eight tasks 52.25, as reported, against 52.84 when tapered. The shape is ours, 760M with GPT-2's vocabulary.
+# The uniform 760M Transformer of Bayat, Behrouz and Courville, arXiv 2606.23670: average accuracy on eight tasks 52.25,
+# as reported, against 52.84 when tapered. The shape is ours, 760M with GPT-2's vocabulary.
 # 50B tokens (as in the paper), 2.7e20 FLOPs.
 out_dir = 'out-standard_760m'
 dataset = 'fineweb100B'

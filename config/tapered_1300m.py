@@ -1,6 +1,5 @@
-# standard_1300m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean
-# (Bayat, Behrouz and Courville, arXiv 2606.23670): average accuracy on eight tasks 56.38 against 56.05, as
-# reported. The shape is ours.
+# standard_1300m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean (Bayat, Behrouz and Courville,
+# arXiv 2606.23670): average accuracy on eight tasks 56.38 against 56.05, as reported. The shape is ours.
 # 100B tokens (as in the paper), 9.0e20 FLOPs.
 out_dir = 'out-tapered_1300m'
 dataset = 'fineweb100B'

@@ -1,6 +1,6 @@
-# standard_440m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean
-# (Bayat, Behrouz and Courville, arXiv 2606.23670): validation perplexity 14.44 against 16.28, as reported;
-# linear 15.96, sigmoid 16.12. The shape is ours.
+# standard_440m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean (Bayat, Behrouz and Courville,
+# arXiv 2606.23670): validation perplexity 14.44 against 16.28, as reported; linear 15.96, sigmoid 16.12. The shape is
+# ours.
 # 30B tokens (as in the paper), 9.7e19 FLOPs.
 out_dir = 'out-tapered_440m'
 dataset = 'fineweb100B'

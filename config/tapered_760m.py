@@ -1,6 +1,5 @@
-# standard_760m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean
-# (Bayat, Behrouz and Courville, arXiv 2606.23670): average accuracy on eight tasks 52.84 against 52.25, as
-# reported. The shape is ours.
+# standard_760m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean (Bayat, Behrouz and Courville,
+# arXiv 2606.23670): average accuracy on eight tasks 52.84 against 52.25, as reported. The shape is ours.
 # 50B tokens (as in the paper), 2.7e20 FLOPs.
 out_dir = 'out-tapered_760m'
 dataset = 'fineweb100B'

@@ -1,6 +1,5 @@
-# hope_760m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean
-# (Bayat, Behrouz and Courville, arXiv 2606.23670): average accuracy on eight tasks 54.05 against 53.69, as
-# reported. The shape and the periods are ours.
+# hope_760m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean (Bayat, Behrouz and Courville, arXiv
+# 2606.23670): average accuracy on eight tasks 54.05 against 53.69, as reported. The shape and the periods are ours.
 # 50B tokens (as in the paper), 2.7e20 FLOPs.
 out_dir = 'out-tapered_hope_760m'
 dataset = 'fineweb100B'

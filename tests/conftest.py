@@ -59,7 +59,7 @@ def train(tmp_path, monkeypatch):
     return lambda *args: script('train.py', *TINY_RUN, *args)
 
 
-TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--param_budget=0', '--ffn_width=64',
+TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--ffn_width=64',
             '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=2', '--max_iters=12',
             '--lr_decay_iters=12', '--warmup_iters=2', '--eval_interval=4', '--eval_tokens=200', '--log_interval=1',
             '--sample_tokens=0', '--dtype=float32', '--device=cpu']

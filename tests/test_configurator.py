@@ -1,16 +1,19 @@
+import io
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
-from configurator import configure
+from configurator import configure, fail, show
 from conftest import ROOT
 
 SCRIPT = """'''What it does.'''
 import os
 
 out_dir = 'out'  # where # things go
-n_layer = 3  # depth
+n_layer = 3
 learning_rate = 1e-3
 flag = False
 compile = 'auto'
@@ -20,7 +23,19 @@ from configurator import configure
 config = configure(globals())
 later = 1
 """
-OTHER = "depth = 3  # of the other\nout_dir = 'theirs'\nconfigure(globals())\n"
+OTHER = "steps = 3  # of the other\nwidth = 16\nout_dir = 'theirs'\nconfigure(globals(), Shape)\n"
+
+
+@dataclass
+class Shape:
+    """A shape.
+
+    More about it.
+    """
+
+    n_layer: int = 12  # depth
+    width: int = 64  # of the stream
+    kind: str = 'wide'
 
 
 @pytest.fixture
@@ -30,9 +45,9 @@ def call(tmp_path, monkeypatch):
     (tmp_path / 'other.py').write_text(OTHER)
     monkeypatch.chdir(tmp_path)
 
-    def call(*argv, also=None):
+    def call(*argv, **kwargs):
         script = {'__file__': str(tmp_path / 'script.py'), '__doc__': 'What it does.'}
-        return script, configure(script, also=also, argv=list(argv))
+        return script, configure(script, argv=list(argv), **kwargs)
     return call
 
 
@@ -52,7 +67,36 @@ def test_files_compute_from_the_values_so_far(call, tmp_path):
         'def _double(x):\n    out_dir = x\n    return 2 * x * len([_base for i in range(1)])\n'
         'n_layer = _double(_base)\nout_dir = out_dir + "x"\n')
     script, config = call('--n_layer=4', 'a.py')
-    assert script['n_layer'] == 8 and script['out_dir'] == 'outx' and config.given == {'n_layer', 'out_dir'}
+    assert script['n_layer'] == 8 and script['out_dir'] == 'outx'
+    assert config.given == {'n_layer', 'out_dir'}
+
+
+def test_fields_of_a_dataclass_are_settings_of_the_result(call, tmp_path):
+    (tmp_path / 'a.py').write_text('n_layer = 2 * width\nkind = kind + "r"')
+    script, config = call('--width=5', 'a.py', dataclass=Shape)
+    assert config['n_layer'] == script['n_layer'] == 10 and config['width'] == 5 and config['kind'] == 'wider'
+    assert config.given == {'width', 'n_layer', 'kind'} and 'width' not in script and 'kind' not in script
+    assert call(dataclass=Shape)[1]['n_layer'] == 3  # the script's own default
+    with pytest.raises(SystemExit, match='width should be of type int, like 64'):
+        call('--width=x', dataclass=Shape)
+
+
+def test_files_of_another_script_are_read_whose_flags_have_no_say(call, tmp_path):
+    (tmp_path / 'a.py').write_text('steps = 7\nout_dir = "mine"\nkind = str(width)\n')
+    other = {'files_of': ('other.py', Shape)}
+    script, config = call('a.py', **other)
+    assert config['steps'] == 7 and script['out_dir'] == 'mine' and config['kind'] == '16'
+    assert not {'steps', 'width', 'kind'} & set(script)
+    assert call(**other)[1]['out_dir'] == 'out' and call(**other)[1]['n_layer'] == 3  # the script's own defaults
+    for flag, problem in (('--steps=1', 'steps is a setting of other.py, which has no say here'),
+                          ('--width=1', 'width is a setting of other.py, which has no say here'),
+                          ('--step=1', "there is no setting 'step'")):
+        with pytest.raises(SystemExit) as error:
+            call(flag, **other)
+        assert error.value.code == f'{flag}: {problem}'
+    # the defaults of a dataclass given here as well are those of the other script
+    script, config = call('--kind=x', dataclass=Shape, **other)
+    assert config['width'] == 16 and config['kind'] == 'x' and config['n_layer'] == 3
 
 
 @pytest.mark.parametrize('flag, value', [
@@ -86,23 +130,47 @@ def test_errors_are_one_line(call, tmp_path, arg, content, message):
     assert message in str(error.value) and '\n' not in str(error.value)
 
 
-def test_names_of_a_second_script_are_accepted(call, tmp_path):
-    (tmp_path / 'a.py').write_text('depth = 7\nout_dir = "mine"\n')
-    script, config = call('a.py', also='other.py')
-    assert config['depth'] == 7 and script['out_dir'] == 'mine' and 'depth' not in script
-    assert call(also='other.py')[1]['out_dir'] == 'out'  # the script's own default
-    with pytest.raises(SystemExit, match="no setting 'width'"):
-        call('--width=3', also='other.py')
+@pytest.mark.parametrize('rank', ['', '0', 'x', '-1', '1.5', '²', None])
+def test_failing_is_one_line_whatever_the_environment(monkeypatch, rank):
+    monkeypatch.delenv('LOCAL_RANK', raising=False)
+    if rank is not None:
+        monkeypatch.setenv('LOCAL_RANK', rank)
+    with pytest.raises(SystemExit) as error:
+        fail('two\nlines')
+    assert error.value.code == 'two lines'
 
 
-def test_help_shows_names_defaults_and_comments(call, capsys):
+@pytest.mark.parametrize('encoding', ['ascii', 'cp1252'])
+def test_messages_survive_any_encoding(monkeypatch, encoding):
+    command = [sys.executable, '-c', 'from configurator import fail; fail("→ \\udc80 no \xe9")']
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, 'PYTHONIOENCODING': encoding}, capture_output=True)
+    e_acute = b'\\xe9' if encoding == 'ascii' else 'é'.encode(encoding)
+    assert done.returncode == 1 and done.stderr.rstrip() == b'\\u2192 \\udc80 no ' + e_acute
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, 'stdout', stdout)
+    show('a → b')
+    assert stdout.buffer.getvalue().rstrip() == b'a ? b'
+
+
+def test_output_without_a_reader_ends_quietly():
+    code = 'from configurator import show\nfor i in range(10**5): show(str(i))'
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_help_shows_every_name_once_with_default_and_comment(call, capsys):
     with pytest.raises(SystemExit) as left:
-        call('--help')
+        call('--help', dataclass=Shape, files_of=('other.py', Shape))
     assert not left.value.code
-    shown = capsys.readouterr().out
-    assert shown.startswith('What it does.')
-    lines = [line.split(maxsplit=1) for line in shown.splitlines() if line.startswith('  --')]
-    assert ['--out_dir=out', 'where # things go'] in lines and ['--n_layer=3', 'depth'] in lines and len(lines) == 5
+    own, fields = capsys.readouterr().out.split('\nA shape.\n')
+    assert own.startswith('What it does.\n\n  --out_dir')
+    own, fields = ([line.split(maxsplit=1) for line in lines.splitlines() if line.startswith('  --')]
+                   for lines in (own, fields))
+    assert ['--out_dir=out', 'where # things go'] in own and ['--n_layer=3', 'depth'] in own and len(own) == 5
+    assert fields == [['--width=16', 'of the stream'], ['--kind=wide']]
 
 
 @pytest.mark.parametrize('script', ['train.py', 'sample.py', 'prepare.py', 'model.py'])

@@ -10,11 +10,38 @@ from model import FFN, GPT, GPTConfig, budget
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
-    source = re.search(r'```python\n(.*?)```', README, re.S).group(1)
-    assert source.count('\n') < 15
+def classes_of_the_readme():
     scope = dict(vars(model_file))
-    exec(source, scope)
+    for source in re.findall(r'```python\n(.*?)```', README, re.S):
+        assert source.count('\n') <= 20
+        exec(source, scope)
+    return scope
+
+
+def test_mixer_of_your_own_works_as_the_readme_says(monkeypatch):
+    Average = classes_of_the_readme()['Average']
+    monkeypatch.setitem(model_file.MIXERS, 'average', Average)  # the line in the table
+    for ffn in ('standard', 'hourglass', 'tapered', 'tapered_hourglass'):
+        config = GPTConfig(vocab_size=64, block_size=8, n_layer=3, n_head=2, n_embd=32, mixer='average', ffn=ffn,
+                           param_budget=60_000)
+        model, idx = GPT(config), torch.randint(64, (2, 12))
+        assert sum(p.numel() for p in model.parameters()) == budget(config)['total']
+        assert abs(budget(config)['non_embedding'] - 60_000) <= 3 * 32 * 16 / 2
+        model(idx, idx)[1].backward()
+        x = torch.randn(2, 12, 32)
+        means = torch.stack([model.blocks[0].mixer.v_proj(x)[:, :t + 1].mean(1) for t in range(12)], dim=1)
+        torch.testing.assert_close(model.blocks[0].mixer(x, None), model.blocks[0].mixer.o_proj(means))
+        assert isinstance(model.blocks[2].mixer, Average)
+        for weight in model.parameters():
+            weight.data *= 5
+        expected = idx
+        for _ in range(9):  # past block_size, without a cache
+            expected = torch.cat((expected, model(expected)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
+        assert torch.equal(model.generate(idx, 9, temperature=0.0), expected)
+
+
+def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
+    scope = classes_of_the_readme()
     monkeypatch.setattr(model_file, 'MLP', scope['SquaredReLU'])  # as if FFN named it
     for ffn in ('standard', 'hourglass', 'tapered', 'tapered_hourglass'):
         config = GPTConfig(vocab_size=64, n_layer=3, n_head=2, n_embd=32, ffn=ffn, ffn_width=128)

@@ -51,7 +51,8 @@ def test_probe_is_the_cosine_of_what_the_ffn_adds_and_the_stream(train, run, sha
         h = model.embedding(window[None])
         rotary = [table[:len(window)] for table in (model.cos, model.sin)]
         for layer, block in enumerate(model.blocks):
-            z = block.residual(h, block.mixer, rotary, None)
+            mixed = block.mixer(block.norm(h) if model.config.norm == 'pre' else h, rotary)
+            z = h + (mixed if model.config.norm == 'pre' else block.norm(mixed))
             out = block.ffn(z)
             for h_t, f_t in zip(h[0], (out - z)[0]):
                 cosines[layer].append((h_t @ f_t / (h_t @ h_t).sqrt() / (f_t @ f_t).sqrt()).item())
@@ -90,6 +91,26 @@ def test_probe_of_data_prepared_anew(train, run):
     assert 'python prepare.py --dataset=tiny' in run('sample.py', '--probe', status=1).stderr
 
 
+def test_weights_that_are_no_numbers(sample):
+    broken = torch.load('out/ckpt.pt', weights_only=True)
+    broken['model']['blocks.0.ffn.mlps.0.up_proj.weight'][0, 0] = float('nan')
+    torch.save(broken, 'broken.pt')
+    for args in ([], ['--probe']):
+        done = sample('--checkpoint=broken.pt', *args, status=1)
+        assert 'broken.pt has weights that are infinite or no numbers' in done.stderr and done.stderr.count('\n') == 1
+
+
+def test_any_temperature_above_0_is_one(sample):
+    cold = sample('--temperature=1e-50', '--max_new_tokens=12').stdout
+    assert cold == sample('--temperature=0', '--max_new_tokens=12').stdout
+
+
+@pytest.mark.parametrize('encoding', ['ascii', 'cp1252'])
+def test_text_that_stdout_cannot_show_is_replaced(sample, encoding):
+    done = sample('--start=\u2248 \u65e5', '--max_new_tokens=2', alone=True, env={'PYTHONIOENCODING': encoding})
+    assert done.stdout.startswith('? ') and done.stderr == ''
+
+
 def test_errors_are_one_line(sample):
     Path('not.pt').write_text('nonsense')
     Path('latin.txt').write_bytes(b'\xff')
@@ -99,6 +120,8 @@ def test_errors_are_one_line(sample):
                           (['--probe', '--probe_tokens=0'], 'probe_tokens=0'),
                           (['--probe', '--tasks=x'], 'one at a time'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
+                          (['--n_layer=8'], 'n_layer is a setting of train.py, which has no say here'),
+                          (['--seed=12345678901234567890123'], 'seed=12345678901234567890123: must be'),
                           (['--top_q=0'], "did you mean 'top_p'")):
         done = sample(*args, status=1)
         assert message in done.stderr and done.stderr.count('\n') == 1 and done.stdout in ('', '\n'), done

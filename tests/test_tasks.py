@@ -106,8 +106,18 @@ def test_command_prints_and_writes_what_the_model_gives(folder, sample, capsys):
                                                                                       tiny_answer=3)
     table = capsys.readouterr().out
     assert any('bits_per_byte' in line and f'{bits:.4f}' in line for line in table.splitlines()), table
-    sample('--tasks=tiny_text', '--limit=2')
-    assert json.loads((folder / 'tasks.json').read_text())['n-samples']['tiny_text']['effective'] == 2
+    sample('--tasks=tiny_text', '--limit=2')  # of which the numbers do not take the place of the whole
+    part = json.loads((folder / 'tasks-limit-2.json').read_text())
+    assert part['n-samples']['tiny_text']['effective'] == 2
+    assert json.loads((folder / 'tasks.json').read_text()) == written
+
+
+def test_a_task_without_room_is_refused_before_others_are_scored(folder, sample, monkeypatch):
+    monkeypatch.setattr('lm_eval.simple_evaluate', lambda *_, **__: pytest.fail('it was too late'))
+    saved = torch.load(folder / 'ckpt.pt')
+    torch.save({**saved, 'model_args': {**saved['model_args'], 'block_size': 20}}, folder / 'ckpt.pt')
+    with pytest.raises(SystemExit, match='max_gen_toks=20 of tiny_answer leaves no room'):
+        sample('--tasks=tiny_text,tiny_answer')
 
 
 def test_answers_are_those_of_the_harness_own_adapter(folder, language_model):

@@ -280,7 +280,7 @@ def test_nothing_trained_is_overwritten_unasked(train):
     Path('out/ckpt.pt').rename('out/kept.pt')
     with pytest.raises(SystemExit, match='out/ckpt_best.pt is there already'):
         train('--max_iters=1')
-    with pytest.raises(SystemExit, match='elsewhere/ckpt.pt: no checkpoint to resume from'):
+    with pytest.raises(SystemExit, match='elsewhere/ckpt.pt: no such checkpoint'):
         train('--init_from=resume', '--out_dir=elsewhere')
     assert not Path('elsewhere').exists()
 
@@ -311,6 +311,59 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
         train('--init_from=resume')
 
 
+def test_stopped_within_an_evaluation(train, single_thread, monkeypatch):
+    """After at most two batches, without a result, which the resumed run then has."""
+    train('--out_dir=whole')
+    calls, forward = [], GPT.forward
+
+    def stop_at_the_second_batch(model, idx, targets=None, reduction='mean'):
+        calls.append(reduction)
+        if calls.count('none') == 8 + 2:  # of the second evaluation, where a whole one has four
+            signal.raise_signal(signal.SIGTERM)
+        return forward(model, idx, targets, reduction)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, 'forward', stop_at_the_second_batch)
+        train()
+    assert calls[-1] == 'none' and calls.count('none') <= 8 + 3
+    assert load()['iter_num'] == 8 and [line['step'] for line in metrics() if 'val_loss' in line] == [0, 4]
+    train('--init_from=resume')
+    assert same_weights(load(), load('whole')) and same_metrics(metrics(), metrics('whole'))
+
+
+def test_two_runs_cannot_share_a_folder(train):
+    train('--max_iters=1')
+    with open('out/lock', 'w') as file:
+        fcntl = pytest.importorskip('fcntl')
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = metrics()
+        with pytest.raises(SystemExit, match='out is in use by another run'):
+            train('--init_from=resume', '--max_iters=3')
+        assert metrics() == before
+    train('--init_from=resume', '--max_iters=3')
+
+
+def test_a_setting_that_a_checkpoint_does_not_know_is_named(train, capsys):
+    train('--max_iters=1')
+    older = load()
+    del older['config']['init_scaled']
+    torch.save(older, 'out/ckpt.pt')
+    with pytest.raises(SystemExit, match='init_scaled was True and is False'):
+        train('--init_from=resume', '--init_scaled=false')
+    train('--init_from=resume', '--max_iters=2')
+    assert 'the checkpoint does not know init_scaled: taken' in capsys.readouterr().out
+    assert load()['config']['init_scaled'] is True
+
+
+def test_the_best_checkpoint_can_be_evaluated(train, capsys):
+    train('--max_iters=4')
+    torch.save({**load(), 'iter_num': 3}, 'out/ckpt_best.pt')
+    train('--init_from=best', '--eval_only=true')
+    assert 'step 3: data/tiny val loss' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match='init_from=best is for eval_only'):
+        train('--init_from=best')
+
+
 # every architecture
 
 MIXERS, FFNS, NORMS = ('attention', 'gated', 'titans'), ('standard', 'hourglass', 'tapered', 'tapered_hourglass'), (
@@ -338,7 +391,7 @@ def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, single_thr
     assert model.generate(prompt, 20).shape == (1, 23)  # past block_size
     twin = GPTConfig(**{**saved['model_args'], 'ffn': 'standard', 'norm': 'pre'})
     counts = [budget(config) for config in (whole['model_config'], twin)]
-    assert [counts[0][name] - counts[1][name] for name in ('attention', 'ffn')] == [0, 0]
+    assert [counts[0][name] - counts[1][name] for name in ('mixer', 'ffn')] == [0, 0]
     assert counts[0]['total'] == sum(weight.numel() for weight in model.parameters())
 
 
@@ -348,43 +401,62 @@ HOPE = ['--ffn=tapered_hourglass', '--n_mlp=3', '--ffn_multiple=8', '--lr_decay_
 PERIODS = '--mlp_periods=1,4,3'
 
 
-def test_slow_mlps_are_updated_with_the_sum_of_their_gradients(train, single_thread):
-    """Against an AdamW of its own for each period."""
+def test_slow_mlps_change_by_the_sum_of_the_updates_of_their_period(train, single_thread):
+    """Against an optimizer whose weights are copied into the model each so many steps."""
     run = train(*HOPE, PERIODS, '--max_iters=10', '--grad_clip=0.5', '--weight_decay=0.3')
     torch.manual_seed(1337)
-    model, periods = GPT(run['model_config']), {1: {}, 3: {}, 4: {}}
-    for name, weight in model.named_parameters():
-        periods[4 if '.mlps.1.' in name else 3 if '.mlps.2.' in name else 1][name] = weight
-    optimizers = {period: torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.3, fused=True)
-                  for period, weights in periods.items()}
-    sums = {name: 0 for name, _ in model.named_parameters()}
+    model, fast = GPT(run['model_config']), GPT(run['model_config'])
+    fast.load_state_dict(model.state_dict())
+    optimizer = fast.configure_optimizers(0.3, 0.0, (0.9, 0.95))
     for step in range(10):
         for i in (2 * step, 2 * step + 1):
             (model(*run['get_batch'](i))[1] / 2).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        for name, weight in model.named_parameters():
-            sums[name] = sums[name] + weight.grad
-        for period, weights in periods.items():
+        for group in optimizer.param_groups:
+            group['lr'] = run['learning_rate_at'](step)
+        for (name, weight), made in zip(model.named_parameters(), fast.parameters()):
+            made.grad, weight.grad = weight.grad, None
+        optimizer.step()
+        for (name, weight), made in zip(model.named_parameters(), fast.parameters()):
+            period = 4 if '.mlps.1.' in name else 3 if '.mlps.2.' in name else 1
             if step % period == period - 1:
-                for name, weight in weights.items():
-                    weight.grad, sums[name] = sums[name], 0
-                optimizers[period].param_groups[0]['lr'] = run['learning_rate_at'](step)
-                optimizers[period].step()
-        model.zero_grad()
-    saved = load()
-    assert set(saved['pending']) == {name for name in sums if '.mlps.1.' in name or '.mlps.2.' in name}
+                weight.data.copy_(made.data)
+    saved, made = load(), dict(fast.named_parameters())
+    assert set(saved['ahead']) == {name for name in made if '.mlps.1.' in name or '.mlps.2.' in name}
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, saved['model'][name], atol=1e-6, rtol=1e-5)
-        if name in saved['pending']:
-            torch.testing.assert_close(sums[name], saved['pending'][name], atol=1e-6, rtol=1e-4)
+        if name in saved['ahead']:
+            torch.testing.assert_close(made[name], saved['ahead'][name], atol=1e-6, rtol=1e-5)
+
+
+def test_on_a_constant_gradient_all_periods_move_equally_far(train, single_thread, monkeypatch):
+    def move(model, idx, targets, reduction='mean'):  # the gradient of every weight is 1, that of the head included
+        total = sum(weight.sum() for weight in model.parameters())
+        return None, total if reduction == 'mean' else torch.ones(idx.shape)
+
+    monkeypatch.setattr(GPT, 'forward', move)
+    run = train('--ffn=hourglass', '--n_mlp=3', '--ffn_multiple=1', '--ffn_width=63', '--mlp_periods=1,4,12',
+                '--weight_decay=0.3')
+    torch.manual_seed(1337)
+    start = GPT(run['model_config']).state_dict()
+    expected = None
+    for name, weight in load()['model'].items():
+        if 'mlps' in name:  # decayed alike, by a factor, and moved alike
+            moved = weight - start[name] * run_decay(run)
+            expected = moved.mean() if expected is None else expected
+            torch.testing.assert_close(moved, expected.expand_as(moved), atol=1e-6, rtol=1e-4)
+
+
+def run_decay(run):
+    return math.prod(1 - 0.3 * run['learning_rate_at'](step) for step in range(12))
 
 
 def test_periods_of_one_change_nothing(train, single_thread):
     train(*HOPE, '--out_dir=plain')
     train(*HOPE, '--mlp_periods=1,1,1')
-    assert same_weights(load(), load('plain')) and 'pending' not in load()
+    assert same_weights(load(), load('plain')) and 'ahead' not in load()
     train(*HOPE, PERIODS, '--out_dir=slow')
-    assert not same_weights(load('slow'), load()) and 'pending' not in load('slow')  # 12 steps: all are updated
+    assert not same_weights(load('slow'), load()) and 'ahead' not in load('slow')  # 12 steps: all are updated
 
 
 def test_slow_mlps_resume_between_updates(train, single_thread):
@@ -392,7 +464,7 @@ def test_slow_mlps_resume_between_updates(train, single_thread):
     for steps in (5, 6, 11):
         train(*HOPE, PERIODS, f'--max_iters={steps}', '--init_from=auto')
     assert same_weights(load(), load('whole'))
-    assert all(torch.equal(sum, load('whole')['pending'][name]) for name, sum in load()['pending'].items())
+    assert all(torch.equal(weight, load('whole')['ahead'][name]) for name, weight in load()['ahead'].items())
 
 
 def test_slow_mlps_are_the_same_however_the_batch_is_shared(train, run):
@@ -400,7 +472,7 @@ def test_slow_mlps_are_the_same_however_the_batch_is_shared(train, run):
     train(*HOPE, PERIODS, '--max_iters=11', '--batch_size=8', '--gradient_accumulation_steps=1')
     run('train.py', *TINY_RUN, *HOPE, PERIODS, '--max_iters=11', '--out_dir=two', processes=2)
     for other in ('out', 'two'):
-        for kind in ('model', 'pending'):
+        for kind in ('model', 'ahead'):
             for name, weight in load('one')[kind].items():
                 torch.testing.assert_close(load(other)[kind][name], weight, atol=1e-5, rtol=1e-3)
 
@@ -430,6 +502,24 @@ def test_a_wrong_setting_is_one_line(train, args, message):
     assert not Path('out').exists()
 
 
+def test_a_disk_without_room_is_named_before_the_first_step(train, monkeypatch):
+    monkeypatch.setattr('shutil.disk_usage', lambda path: type('usage', (), {'free': 1000}))
+    with pytest.raises(SystemExit, match='out cannot be written: its disk is too full; 3 checkpoints take 0.001 GB'):
+        train()
+
+
+def test_an_odd_environment_is_one_line(train, monkeypatch):
+    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it with 'RANK'"),
+                               ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not')):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match=message):
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            train()
+    monkeypatch.setattr('shutil.which', lambda name: None)
+    with pytest.raises(SystemExit, match='compile=true needs a C'):
+        train('--compile=true')
+
+
 def test_loss_that_is_not_finite(train):
     train('--max_iters=4')
     before = {path.name: path.read_bytes() for path in Path('out').glob('*.pt')}
@@ -453,7 +543,7 @@ def test_token_outside_of_the_vocabulary(train):
     corrupt(100)
     with pytest.raises(SystemExit, match='data/tiny train has a token id 60000, outside of its 257'):
         train('--max_iters=200', '--eval_interval=1000')
-    assert load()['iter_num'] == 0
+    assert not Path('out/ckpt.pt').exists()  # no step was done that would be worth one
 
 
 @pytest.mark.parametrize('name, content', [('meta.json', b'{'), ('meta.json', b'{}'), ('tokenizer.json', b'{}'),
@@ -489,7 +579,6 @@ def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monk
     corrupt(100)  # one of the two processes meets it
     one_line_of(run('train.py', *TINY_RUN, '--max_iters=200', '--eval_interval=1000', processes=2, status=1),
                 'has a token id 60000')
-    assert load()['iter_num'] == 0
 
 
 @pytest.mark.skipif(sys.platform == 'win32', reason='limits the size of files by ulimit')
