@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import configure, fail
+from configurator import configure, fail, show
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ except ImportError:  # on Windows
 
 DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
-BPE_BYTES = 32_000_000  # of training text, drawn by documents, are what a BPE is trained on, for the same reason
+BPE_BYTES = 32_000_000  # a BPE is trained on as much of the training text at most, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
 DRAWS = 1 << 16  # documents are drawn by numbers below this
 SHARD_TOKENS = 100_000_000
@@ -236,10 +236,11 @@ def find_inputs(pattern):
         folder = Path(os.__file__).parent
         paths = [path for path in folder.rglob('*.py') if not NOT_STDLIB & set(path.relative_to(folder).parts)]
     elif os.path.isdir(pattern):
-        found = [path for path in Path(pattern).rglob('*') if path.is_file()]
+        walk = os.walk(pattern, onerror=fail)  # a folder in it that cannot be read is not passed over
+        found = [Path(folder, name) for folder, _, names in walk for name in names]
         paths = [path for path in found if path.name.lower().endswith(KINDS)]
         if len(paths) < len(found):
-            print(f'{pattern}: {len(found) - len(paths)} of its {len(found)} files are not read; {CAN_BE_READ}')
+            show(f'{pattern}: {len(found) - len(paths)} of its {len(found)} files are not read; {CAN_BE_READ}')
     else:
         paths = [Path(path) for path in glob.glob(pattern, recursive=True) or [pattern]]
     paths = [path for path in paths if path.is_file()]
@@ -283,7 +284,7 @@ def read(inputs, field):
             where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
             what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
                     json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
-            fail(f'{path}, {where}: {what}: {error}' + ('' if unit else f'; {CAN_BE_READ}'))
+            fail(f'{path}, {where}: {what}: {getattr(error, "reason", error)}' + ('' if unit else f'; {CAN_BE_READ}'))
 
 
 def open_items(path, field):
@@ -423,15 +424,21 @@ def train_bpe(words, n_tokens):
     after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
     totals, places, heap = Counter(), defaultdict(list), []  # by pair; the heap has outdated totals too
 
+    def distinct(at):  # np.unique, which hashes, is slower
+        at = np.sort(at)
+        return at[np.diff(at, prepend=-1) > 0]
+
     def count(at, sign):
         """Add the pairs that begin at some positions to what is known of all pairs, or take them away."""
-        at = np.unique(at)
+        at = distinct(at)
         at = at[(ids[at] >= 0) & (ids[after[at]] >= 0)]
         keys = ids[at] << 32 | ids[after[at]]
         order = np.argsort(keys, kind='stable')
-        keys, starts = np.unique(keys[order], return_index=True)
-        for pair, group in zip(keys.tolist(), np.split(at[order], starts[1:])):
-            totals[pair] += sign * int(counts[group].sum())
+        at, keys = at[order], keys[order]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        sums = np.add.reduceat(counts[at], starts)
+        for pair, total, group in zip(keys[starts].tolist(), sums.tolist(), np.split(at, starts[1:])):
+            totals[pair] += sign * total
             heapq.heappush(heap, (-totals[pair], pair))
             if sign > 0:
                 places[pair].append(group)
@@ -444,7 +451,7 @@ def train_bpe(words, n_tokens):
         if totals[pair] < 2:
             break
         left, right = pair >> 32, pair & 0xFFFFFFFF
-        first = np.unique(np.concatenate(places.pop(pair)))
+        first = distinct(np.concatenate(places.pop(pair)))
         first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
         if left == right:  # of three in a row, the first two
             taken = set()
@@ -748,9 +755,9 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         fail(f'{error.filename or folder}: {error.strerror or error}')
     meta = read_meta(dataset)
     for split in ('train', 'val'):
-        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+        show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        print(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
+        show(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
 
 
 if __name__ == '__main__':
