@@ -37,16 +37,11 @@ from tqdm import tqdm
 
 from configurator import configure, fail, show
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None
-
 DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
-BPE_BYTES = 32_000_000  # a BPE is trained on as much of the training text at most, for the same reason
+BPE_BYTES = 32_000_000  # of more training text, a BPE is trained on about this much, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
-DRAWS = 1 << 16  # documents are drawn by numbers below this
+DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
 SHARD_TOKENS = 100_000_000
 SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the tokens by magic and version, its first ints
 
@@ -103,7 +98,7 @@ class Tokenizer:
         wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
         try:
             if name.startswith('hf:'):
-                wrong = 'cannot be had'
+                wrong = 'is no tokenizer that can be had here'
                 return cls(read_hf(name[3:]))
             if name in tiktoken.list_encoding_names():
                 wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
@@ -669,13 +664,14 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 # The command
 
 def lock(file, shared=False):
-    """Whether a file (its number) could be locked, until it is closed or its process ends. None: there are no locks."""
+    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
     try:
+        import fcntl
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
         return False
-    except (OSError, AttributeError):  # of a disk or a system without them
+    except (OSError, ImportError):  # a disk, or a system, that has none
         return None
 
 
@@ -687,12 +683,11 @@ def new_folder(folder):
     """
     DATA.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if fcntl:
+        if os.name != 'nt':  # there, folders cannot be opened
             file = os.open(DATA, os.O_RDONLY)
             stack.callback(os.close, file)
-            if lock(file):
-                for left in DATA.glob('*.unfinished-*'):
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in DATA.glob('*.unfinished-*') if lock(file) else []:
+                shutil.rmtree(left, ignore_errors=True)
             lock(file, shared=True)
         temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
         new = Path(stack.enter_context(temporary), folder.name)
