@@ -7,6 +7,10 @@ Text in, token shards out, and the readers of both.
     python prepare.py --dataset=mine --input='texts/*.jsonl.gz' --tokenizer=bpe:8192
     python prepare.py --dataset=mine --shards_from=FOLDER --tokenizer=gpt2
 
+Tokenizers are bytes; bpe:N, a BPE of N tokens trained here (256 bytes and end-of-text among them); gpt2 and others that
+tiktoken knows; a file of BPE ranks; and hf:NAME, a model on the Hugging Face hub or a folder with a tokenizer.json. The
+default is bpe:1024 for stdlib, bytes for stdlib_bytes, which is the same text, and gpt2 for all else.
+
 Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modded-nanogpt, meta.json, tokenizer.json
 (what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for).
 """
@@ -57,7 +61,7 @@ READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}
 NAMED = ['stdlib', 'stdlib_bytes', *TEXTS, *READY_MADE]
-BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # of progress; None: except on a terminal
+BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
 # cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it; and GPT-2's.
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -110,7 +114,7 @@ class Tokenizer:
             last = max(map(int, ranks.split()[1::2]))
             eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
-        except Exception as error:  # of several packages
+        except Exception as error:  # whatever the packages raise
             fail(f'--tokenizer={name} {wrong}: {error}')
 
     def state(self):
@@ -231,7 +235,7 @@ def find_inputs(pattern):
         folder = Path(os.__file__).parent
         paths = [path for path in folder.rglob('*.py') if not NOT_STDLIB & set(path.relative_to(folder).parts)]
     elif os.path.isdir(pattern):
-        walk = os.walk(pattern, onerror=fail)  # a folder in it that cannot be read is not passed over
+        walk = os.walk(pattern, onerror=fail)  # no folder is passed over because it cannot be read
         found = [Path(folder, name) for folder, _, names in walk for name in names]
         paths = [path for path in found if path.name.lower().endswith(KINDS)]
         if len(paths) < len(found):
@@ -242,7 +246,7 @@ def find_inputs(pattern):
     if not paths:
         fail(f'--input={pattern}: no such file, nor a folder with {", ".join(KINDS)} files')
     for path in paths:
-        kind_of(path)  # ends the program if it is no text
+        kind_of(path)  # this ends the program if a name is not that of a text
     shared = os.path.commonpath([path.parent for path in paths])
     return sorted((path.relative_to(shared).as_posix(), path) for path in paths)
 
@@ -274,7 +278,7 @@ def read(inputs, field):
                     yield place, offset, document
                     offset += len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, OSError) and error.strerror:  # it has the path
+            if isinstance(error, OSError) and error.strerror:  # the error names the file itself
                 raise
             where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
             what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
@@ -417,7 +421,7 @@ def train_bpe(words, n_tokens):
     ids[lengths.cumsum() - 1] = -1
     counts = np.repeat([0, *words.values()], lengths)
     after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
-    totals, places, heap = Counter(), defaultdict(list), []  # by pair; the heap has outdated totals too
+    totals, places, heap = Counter(), defaultdict(list), []  # all by pair; the heap has outdated totals too
 
     def distinct(at):  # np.unique, which hashes, is slower
         at = np.sort(at)
@@ -448,13 +452,13 @@ def train_bpe(words, n_tokens):
         left, right = pair >> 32, pair & 0xFFFFFFFF
         first = distinct(np.concatenate(places.pop(pair)))
         first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
-        if left == right:  # of three in a row, the first two
+        if left == right:  # of three in a row, only the first two are a pair
             taken = set()
             first = np.array([i for i in first.tolist() if i not in taken and not taken.add(int(after[i]))])
         second = after[first]
         count(np.concatenate([before[first], first, second]), -1)
         token = tokens[left] + tokens[right]
-        if token not in ranks:  # else another pair has made it
+        if token not in ranks:  # it may have been made of another pair
             ranks[token] = len(tokens)
             tokens.append(token)
         ids[first], ids[second] = ranks[token], -1
@@ -484,7 +488,7 @@ def read_hf(name):
         raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}' + ' and a normalizer' * bool(normalizer)
                          + ', and not BPE after ByteLevel, or after Split or Digits and ByteLevel')
     pattern = steps[0]['pattern']['Regex'] if kinds[0] == 'Split' else GPT2_PATTERN
-    if kinds[0] == 'Digits':  # one by one, and what is before them ends there
+    if kinds[0] == 'Digits':  # each is split off, so that what is before it ends there
         pattern = pattern.replace(r' ?\p{N}+', r'\p{N}').replace(r'(?!\S)', r'(?![^\s\p{N}])')
 
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are spelled as the same character
@@ -671,7 +675,7 @@ def lock(file, shared=False):
         return True
     except BlockingIOError:
         return False
-    except (OSError, ImportError):  # a disk, or a system, that has none
+    except (OSError, ImportError):  # a disk or a system without locks
         return None
 
 
@@ -683,7 +687,7 @@ def new_folder(folder):
     """
     DATA.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if os.name != 'nt':  # there, folders cannot be opened
+        if os.name != 'nt':  # Windows cannot open folders
             file = os.open(DATA, os.O_RDONLY)
             stack.callback(os.close, file)
             for left in DATA.glob('*.unfinished-*') if lock(file) else []:
@@ -758,11 +762,11 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
 if __name__ == '__main__':
     dataset = 'stdlib'  # stdlib, stdlib_bytes, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or a name of yours
     input = ''  # a file, a glob, a folder or a URL of .txt (a document each), .jsonl (one a line), .parquet (one a row)
-    shards_from = ''  # instead of input: a folder with shards of llm.c or modded-nanogpt, val in the names of some
-    tokenizer = ''  # bytes, bpe:N (N tokens, trained on the input), gpt2, another of tiktoken's, hf:NAME, a rank file
-    field = 'text'  # which has the text in a line of .jsonl or a row of .parquet
-    val_fraction = 0.05  # of the bytes: documents drawn for validation, and part of one if that is too long; 1.0: all
-    seed = 1337  # of this draw
+    shards_from = ''  # instead of input, a folder with shards of llm.c or modded-nanogpt, val in the name of some
+    tokenizer = ''  # bytes, bpe:N, gpt2, another that tiktoken knows, a BPE rank file, or hf:NAME; empty: as said above
+    field = 'text'  # the field that has the text, in .jsonl and .parquet
+    val_fraction = 0.05  # the part of the bytes for validation, in whole documents if these are short enough; 1.0: all
+    seed = 1337  # the seed for drawing these documents
     shards = 0  # train shards to download of a ready-made data set; 0: all
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
