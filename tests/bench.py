@@ -1,7 +1,8 @@
 """
-Speed and memory, side by side: run by hand, not by pytest.
+Speed and memory, side by side, and what Titans' memory remembers: run by hand, not by pytest.
 
     python tests/bench.py [--quick] [--device=cuda] [--only=memory,steps]
+    python tests/bench.py --only=recall,long,language [--seeds=0,1,2]       # these train, for hours, and only if named
 
 Figures are ratios of medians of interleaved repetitions within one run, where they do not say otherwise. Models have
 the 113M shapes with attention fixed: width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4
@@ -11,7 +12,9 @@ with --quick.
 import contextlib
 import functools
 import importlib.util
+import math
 import os
+import random
 import resource
 import runpy
 import statistics
@@ -25,15 +28,18 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 import prepare  # noqa: E402
 from configurator import configure, fail  # noqa: E402
-from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device  # noqa: E402
+from model import MIXERS, GPT, GPTConfig, Titans, budget, keep_freed_memory, resolve_device  # noqa: E402
+from model import rms_norm, rotate  # noqa: E402
 
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
 section = ''  # be the process of this section: each has one, as a process keeps what it has freed
+seeds = '0,1,2'  # of what is trained, separated by commas
 steps_of = ''  # be one of the processes that are compared: do a step of this model for every line of input
 keep_freed = True  # as train.py does on a CPU
 configure(globals())
@@ -47,7 +53,7 @@ if CPU and keep_freed:
     keep_freed_memory()
 LAYERS, REPEATS = (4, 15) if quick else (12, 9)
 BATCH, LENGTH = (2, 512) if CPU else (16, 1024)
-COMMAND = [sys.executable, __file__, f'--quick={quick}', f'--device={device}']
+COMMAND = [sys.executable, __file__, f'--quick={quick}', f'--device={device}', f'--seeds={seeds}']
 KINDS = {'standard': dict(ffn='standard'), 'hourglass K=2': dict(ffn='hourglass', n_mlp=2),
          'hourglass K=4': dict(ffn='hourglass', n_mlp=4), 'hourglass K=8': dict(ffn='hourglass', n_mlp=8),
          'tapered': dict(ffn='tapered'), 'tapered hourglass K=8': dict(ffn='tapered_hourglass', n_mlp=8)}
@@ -307,16 +313,168 @@ def overhead():
     row('share of a run outside of its steps', f'{1 - inside / seconds:.1%}', '<= 2%')
 
 
+# What Titans' memory remembers. Models of d_model 64, 2 heads and, where nothing else is said, 2 layers, trained by
+# AdamW at a learning rate that rises for 50 steps and falls over the last fifth of all.
+
+
+class ConvolvedAttention(Titans):
+    """Attention in the memory's place, behind the same convolution and the same gate."""
+
+    def forward(self, x, rotary, cache=None):
+        B, T, _ = x.size()
+        qkv = self.convolve(F.pad(self.qkv_proj(x), (0, 0, 3, 0)))
+        q, k, v = qkv.view(B, T, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)
+        q, k = rotate(rms_norm(q, 1e-6), *rotary), rotate(rms_norm(k, 1e-6), *rotary)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, -1)
+        return self.o_proj(y * self.gate_proj(x).sigmoid())
+
+
+MIXERS['convolved'] = ConvolvedAttention
+
+
+def small(mixer, seed, compute_dtype=torch.float32, **shape):
+    torch.manual_seed(seed)
+    return GPT(GPTConfig(**{'vocab_size': 256, 'n_layer': 2, 'n_head': 2, 'n_embd': 64, 'ffn_width': 192,
+                            'mixer': mixer, **shape}), compute_dtype).to(device)
+
+
+def fit(model, loss, steps, learning_rate):
+    """Train. Returns whether the loss stayed finite."""
+    optimizer, finite = model.configure_optimizers(0.1, learning_rate, (0.9, 0.95)), True
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group['lr'] = learning_rate * min(1, (step + 1) / 50, 5 * (1 - step / steps))
+        value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        finite = finite and math.isfinite(value.item())
+    return finite
+
+
+def stop_learning(model):
+    """Set theta to 0."""
+    for block in model.blocks:
+        block.mixer.rate_bias.data[-model.config.n_head:] = -torch.inf
+
+
+def recall():
+    """Sequences of 16 keys, each with its value, then filler, then three times all keys in some order, each with its
+    value, which is to be given: of 64 keys, values and fillers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def questions(n, filler):
+        keys = torch.rand(n, 64, generator=generator).argsort(1)[:, :16]
+        pairs = torch.stack((keys, torch.randint(64, 128, (n, 16), generator=generator)), dim=-1)
+        orders = torch.cat([torch.rand(n, 16, generator=generator).argsort(1) for _ in range(3)], dim=1)
+        asked = pairs.gather(1, orders[..., None].expand(-1, -1, 2))
+        fillers = torch.randint(128, 192, (n, filler), generator=generator)
+        idx = torch.cat((pairs.flatten(1), fillers, asked.flatten(1)), dim=1).to(device)
+        return idx[:, :-1], idx[:, -95::2]  # what is read, and the answers to its last 48 keys
+
+    def answer(model, idx):
+        return model.logits(model.hidden(idx)[:, -95::2])
+
+    def loss(model, n, filler):
+        idx, answers = questions(n, filler)
+        return F.cross_entropy(answer(model, idx).flatten(0, 1), answers.flatten())
+
+    @torch.no_grad()
+    def test(what, model, filler, goal):
+        right = torch.cat([answer(model, idx).argmax(-1) == answers
+                           for idx, answers in (questions(16, filler) for _ in range(8))]).float()
+        row(f'right answers {what}', f'{right.mean():.1%}', goal)
+        row('  to the first question for each key', f'{right[:, :16].mean():.1%}', goal if filler else '')
+
+    for mixer in 'titans', 'attention':
+        model = small(mixer, 0, vocab_size=192, block_size=1152, ffn_width=256)
+        fit(model, lambda: loss(model, 32, 0), 600, 3e-3)
+        test(f'after 600 steps of 32 x 128 tokens: {mixer}', model, 0, '>= 95%' * (mixer == 'titans'))
+        fit(model, lambda: loss(model, 8, 1024), 200, 3e-3)
+        test(f'at 1024 tokens, after 200 more of 8 x 1152: {mixer}', model, 1024, '>= 90%' * (mixer == 'titans'))
+
+
+@functools.cache
+def text():
+    """Python's standard library as bytes, for training and for validation."""
+    files = [path.read_bytes() for _, path in sorted(prepare.find_inputs(''))]
+    random.Random(0).shuffle(files)
+    data = torch.frombuffer(bytearray(b''.join(files)), dtype=torch.uint8).long()
+    return data[:-600_000], data[-600_000:]
+
+
+def windows(data, n, length, generator):
+    starts = torch.randint(len(data) - length, (n,), generator=generator).tolist()
+    rows = torch.stack([data[i:i + length + 1] for i in starts]).to(device)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def fit_text(model, steps, batch, learning_rate, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return fit(model, lambda: model(*windows(text()[0], batch, model.config.block_size, generator))[1], steps,
+               learning_rate)
+
+
+@torch.no_grad()
+def tenths(model, tokens):
+    """Mean losses in each tenth of the sequence, of the same text for every model."""
+    generator, length = torch.Generator().manual_seed(1), model.config.block_size
+    losses = [model(*windows(text()[1], 1, length, generator), reduction='none')[1] for _ in range(tokens // length)]
+    return torch.stack([part.mean() for part in torch.cat(losses).mean(0).tensor_split(10)])
+
+
+def long():
+    """One layer, 500 steps of one sequence of 4096 bytes."""
+    for compute_dtype in torch.float32, torch.bfloat16:
+        for learning_rate in 3e-3, 4e-4:
+            what, outputs = f'{str(compute_dtype)[6:]}, {learning_rate:g}', []
+            model = small('titans', 0, compute_dtype, block_size=4096, n_layer=1)
+            row(f'finite for 500 steps of 4096: {what}', str(fit_text(model, 500, 1, learning_rate)), 'True')
+            hooks = [block.mixer.register_forward_hook(lambda *args: outputs.append(args[2])) for block in model.blocks]
+            losses = tenths(model, 65536)
+            for hook in hooks:
+                hook.remove()
+            squares = torch.cat(outputs).float().square().mean((0, 2)).tensor_split(10)
+            row('  root mean square of the mixers\' output, last tenth over first',
+                f'{(squares[-1].mean() / squares[0].mean()).sqrt():.2f}', '1/3 to 3')
+            stop_learning(model)
+            costs = tenths(model, 65536) - losses
+            row('  nats that theta = 0 costs, in the first tenth', f'{costs[0]:.4f}')
+            row('  and where it costs least of the others', f'{costs[1:].min():.4f}', '> 0')
+
+
+def language():
+    """1500 steps of 2 x 1024 bytes."""
+    for seed in map(int, seeds.split(',')):
+        losses = {}
+        for arm in 'titans', 'theta = 0', 'convolved':
+            model = small('convolved' if arm == 'convolved' else 'titans', seed)
+            if arm == 'theta = 0':
+                stop_learning(model)
+            fit_text(model, 1500, 2, 3e-3, seed)
+            losses[arm] = tenths(model, 262144)
+            row(f'nats a byte, seed {seed}: {arm}', f'{losses[arm].mean():.4f}')
+            if arm == 'titans':
+                stop_learning(model)
+                losses['stopped'] = tenths(model, 262144)
+        for arm, goal in (('theta = 0', '> 0'), ('stopped', '> 0'), ('convolved', '')):
+            gains = losses[arm] - losses['titans']
+            row(f'  more than titans: {arm}', f'{gains.mean():.4f}', goal)
+            row('    in the first tenth, and in the last', f'{gains[0]:.3f} {gains[-1]:.3f}')
+
+
 SECTIONS = memory, allocation, steps, compiled, mixers, peers, flops, generation, tokenizing, overhead
+TRAINED = recall, long, language
 
 if steps_of:
     do_steps(steps_of)
 elif section:
     globals()[section]()
 else:
-    names = [function.__name__ for function in SECTIONS]
-    if not set(only.split(',')) <= {'', *names}:
-        fail(f'--only={only}: must be of {", ".join(names)}')
+    names, trained = ([function.__name__ for function in functions] for functions in (SECTIONS, TRAINED))
+    if not set(only.split(',')) <= {'', *names, *trained}:
+        fail(f'--only={only}: must be of {", ".join(names + trained)}')
     print(f'{LAYERS} layers, {BATCH} x {LENGTH} tokens, {str(dtype)[6:]}, {device}, torch {torch.__version__}, '
           f'{torch.get_num_threads()} threads\n')
     row('what', 'measured', 'goal')
