@@ -571,16 +571,19 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    cuts = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
-        writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
-        for _, *parts in split.parts(cuts):
-            for writer, part in zip(writers, parts):
-                if part:
-                    writer.add(part)
-                    bar.update(len(part))
+    cuts, pool = [], ThreadPoolExecutor(os.cpu_count())
+    writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+    try:
+        with tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+            for _, *parts in split.parts(cuts):
+                for writer, part in zip(writers, parts):
+                    if part:
+                        writer.add(part)
+                        bar.update(len(part))
         for writer in writers:
             writer.write()
+    finally:
+        pool.shutdown(cancel_futures=True)  # who stops a run does not wait for the rest
     train, val = (writer.counts for writer in writers)
     return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
 
