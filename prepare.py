@@ -657,7 +657,7 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     """Download the val shard and the first train shards (0: all) of a ready-made set, except those that are here."""
     url, most = READY_MADE[dataset]
     tokenizer = Tokenizer.load('gpt2')  # first, since this may be a download too
-    paths = {path.name: path for path in folder.glob('*.bin')}
+    paths = {path.name: path for split in ('train', 'val') for path in folder.glob(f'{split}_*.bin')}
     for name in ['val_000000.bin', *(f'train_{i:06d}.bin' for i in range(1, min(shards or most, most) + 1))]:
         if name not in paths:
             paths[name] = downloads / (url + name).rpartition('/')[2]
