@@ -571,16 +571,19 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    cuts = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
-        writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
-        for _, *parts in split.parts(cuts):
-            for writer, part in zip(writers, parts):
-                if part:
-                    writer.add(part)
-                    bar.update(len(part))
+    cuts, pool = [], ThreadPoolExecutor(os.cpu_count())
+    writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+    try:
+        with tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+            for _, *parts in split.parts(cuts):
+                for writer, part in zip(writers, parts):
+                    if part:
+                        writer.add(part)
+                        bar.update(len(part))
         for writer in writers:
             writer.write()
+    finally:
+        pool.shutdown(cancel_futures=True)  # who stops a run does not wait for the rest
     train, val = (writer.counts for writer in writers)
     return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
 
@@ -654,7 +657,7 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     """Download the val shard and the first train shards (0: all) of a ready-made set, except those that are here."""
     url, most = READY_MADE[dataset]
     tokenizer = Tokenizer.load('gpt2')  # first, since this may be a download too
-    paths = {path.name: path for path in folder.glob('*.bin')}
+    paths = {path.name: path for split in ('train', 'val') for path in folder.glob(f'{split}_*.bin')}
     for name in ['val_000000.bin', *(f'train_{i:06d}.bin' for i in range(1, min(shards or most, most) + 1))]:
         if name not in paths:
             paths[name] = downloads / (url + name).rpartition('/')[2]

@@ -794,6 +794,7 @@ def test_ready_made_shards(ready_made):
     assert set(meta['inputs']) == {'train_000001.bin', 'val_000000.bin'}
     assert Tokens('fineweb10B', 'train').window(0, 4).tolist() == [264, 98, 257, 264]
     del ready_made.requests[:]
+    write('data/fineweb10B/theirs.bin', 'no shard of ours')
     prepare.prepare('fineweb10B')  # 0: all
     assert [path for path, _ in ready_made.requests] == ['/web_train_000002.bin', '/web_train_000003.bin']
     assert prepare.read_meta('fineweb10B')['train']['tokens'] == len(Tokens('fineweb10B', 'train')) == 900
