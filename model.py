@@ -22,19 +22,22 @@ understand it: other token mixers, what is written out for speed, what a shape c
 building anything.
 """
 
+import contextlib
 import copy
 import ctypes
 import json
+import logging
 import math
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -64,7 +67,9 @@ class GPTConfig:
     taper: str = 'cosine'  # cosine, linear, sigmoid or step
     taper_start: float = 1.5  # width of the first layer over the mean
     taper_end: float = 0.5  # width of the last layer over the mean
+    norm_eps: float = 1e-6  # what RMSNorm adds to the mean square
     rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
+    rope_scaling: str = ''  # Llama 3's for longer contexts: '8,1,4,8192', the numbers of rotary_table; empty: none
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0  # of attention, and of all that is added to the stream
@@ -103,7 +108,8 @@ def deal(total, weights):
 
     Every share is rounded down, and what is then left goes one by one to those that lost most, of equals the earlier.
     """
-    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
+    per_weight = Fraction(total) / sum(weights)
+    exact = [weight * per_weight for weight in weights]
     shares = [math.floor(share) for share in exact]
     most_lost_first = sorted(range(len(shares)), key=lambda i: shares[i] - exact[i])
     for i in most_lost_first[:total - sum(shares)]:
@@ -161,20 +167,28 @@ class Linear(nn.Linear):
 
 
 class Norm(nn.Module):
-    """RMSNorm, x / sqrt(mean(x^2) + 1e-6) over the last dimension, with a gain for each of its channels or without."""
+    """RMSNorm, x / sqrt(mean(x^2) + norm_eps) over the last dimension, with a gain for each of its channels or none."""
 
-    def __init__(self, width, gain=False):
+    def __init__(self, config, width, gain=False):
         super().__init__()
+        self.eps = config.norm_eps
         self.gain = nn.Parameter(torch.ones(width)) if gain else None
 
     def forward(self, x):
-        y = rms_norm(x)
+        y = rms_norm(x, self.eps)
         return y if self.gain is None else y * self.gain.to(x.dtype)
 
 
 def rotary_table(config):
-    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2)."""
+    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2).
+
+    With rope_scaling = 'factor,low,high,context', a wave that goes less than low times into the context of before is
+    stretched by the factor, one that goes more than high times is as it was, and between them it is mixed (Llama 3)."""
     frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    if config.rope_scaling:
+        factor, low, high, context = map(float, config.rope_scaling.split(','))
+        kept = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     angles = torch.outer(torch.arange(config.block_size).float(), frequencies)
     return angles.cos(), angles.sin()
 
@@ -212,8 +226,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim)
         self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, to_stream=True)
-        self.q_norm = Norm(c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
-        self.k_norm = Norm(c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.q_norm = Norm(c, c.n_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
+        self.k_norm = Norm(c, c.n_kv_head * c.head_dim, gain=True) if c.norm == 'olmo2' else nn.Identity()
 
     def forward(self, x, rotary, cache=None):
         """x: (B, T, C); rotary: cos and sin of the T positions. Returns (B, T, C)."""
@@ -225,7 +239,7 @@ class Attention(nn.Module):
         q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
         q, k, v = (y.view(B, T, -1, c.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
         if c.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
+            q, k = rms_norm(q, c.norm_eps), rms_norm(k, c.norm_eps)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         if cache is not None:
             k, v = self.append(cache, k, v)
@@ -265,7 +279,7 @@ class FFN(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mlps = nn.ModuleList(MLP(config, width) for width in widths)
-        self.norms = nn.ModuleList(Norm(config.n_embd, gain=self.olmo2) for _ in widths)
+        self.norms = nn.ModuleList(Norm(config, config.n_embd, gain=self.olmo2) for _ in widths)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -281,7 +295,7 @@ class Block(nn.Module):
         super().__init__()
         self.olmo2 = config.norm == 'olmo2'
         self.mixer = MIXERS[config.mixer](config)
-        self.norm = Norm(config.n_embd, gain=self.olmo2)
+        self.norm = Norm(config, config.n_embd, gain=self.olmo2)
         self.dropout = nn.Dropout(config.dropout)
         self.ffn = FFN(config, widths)
 
@@ -304,7 +318,7 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype
         self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
         self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
-        self.norm = Norm(config.n_embd, gain=config.norm == 'olmo2')
+        self.norm = Norm(config, config.n_embd, gain=config.norm == 'olmo2')
         self.head = Linear(config.n_embd, padded_vocab(config))
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -322,6 +336,21 @@ class GPT(nn.Module):
             if isinstance(module, (nn.Embedding, Linear)):
                 scaled = self.config.init_scaled and module in writes
                 nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
+
+    @classmethod
+    @torch.no_grad()
+    def from_pretrained(cls, name, compute_dtype=torch.float32, **changes):
+        """A Llama or OLMo-2 in the format of Hugging Face, from a folder or by its name there. changes are other values
+        of fields of its GPTConfig: block_size, up to what it was trained with, and dropout. Raises ValueError, with
+        what is wrong, if there is no such model, or memory for it, or if it has what GPT has not."""
+        config, weights = read_pretrained(name, changes)
+        model = cls(config, compute_dtype)
+        for here, weight in model.state_dict().items():
+            there, gain = names_there(here)
+            weight[:len(weights[there])] = weights[there]  # the padding of the vocabulary stays random
+            if gain and config.norm == 'pre':
+                weight *= weights[gain].float()
+        return model
 
     def forward(self, idx, targets=None, reduction='mean'):
         """idx: (B, T) token ids. Returns (logits (B, T, vocab_size) in float32, None), or, given targets (B, T),
@@ -553,7 +582,7 @@ class Titans(nn.Module):
         q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
         rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
-        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v)
+        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v, c.norm_eps)
         # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
         theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
@@ -570,7 +599,7 @@ class Titans(nn.Module):
             both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d): by weights and momentum
             return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
 
-        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a))
+        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a), c.norm_eps)
         return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
 
     def learn(self, weights, start, *chunks):
@@ -583,7 +612,7 @@ class Titans(nn.Module):
             s = z.sigmoid()
             a = z * s
             x = a @ W2.mT
-            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.norm_eps)
             y = r * x
             e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # as in RMSNorm.backward
             u = e @ W2 * (s + a * (1 - s))  # silu'(z)
@@ -606,6 +635,77 @@ MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Pretrained models: Llama and OLMo-2, as transformers reads them. Llama's norms have gains: they go into the columns of
+# the matrices after them, those of the last norm into the head, which so becomes a matrix of its own.
+
+NAMES_THERE = {  # of weights, as regular expressions that are applied one after the other
+    r'\.norm\.': '.post_attention_layernorm.', 'ffn.norms.0': 'post_feedforward_layernorm', 'ffn.mlps.0': 'mlp',
+    'mixer': 'self_attn', '^blocks': 'model.layers', '^norm': 'model.norm', '^embedding': 'model.embed_tokens',
+    '^head': 'lm_head', 'gain$': 'weight'}
+LLAMA_NORMS = {'self_attn.[qkv]_proj': 'input_layernorm', 'mlp.(gate|up)_proj': 'post_attention_layernorm',
+               'lm_head': 'model.norm'}  # by the matrices after them
+ALL_THERE_IS = {  # settings of a model there and the values, the default first, that GPT has an equal of
+    'sliding_window': [None], 'num_local_experts': [None], 'num_experts': [None], 'quantization_config': [None],
+    'attention_bias': [False], 'mlp_bias': [False], 'hidden_act': ['silu'], 'partial_rotary_factor': [1.0],
+    'rope_type': ['default', 'llama3'], 'architectures': [['LlamaForCausalLM'], ['Olmo2ForCausalLM']]}
+
+
+def names_there(name):
+    """The names there of a weight, and of the gain that goes into it in Llama, if there is one."""
+    for here, there in NAMES_THERE.items():
+        name = re.sub(here, there, name)
+    return name, next((re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)),
+                      None)
+
+
+def pretrained_shape(c):
+    """The GPTConfig of a config of transformers. Raises ValueError, with the setting, if it has what GPT has not."""
+    rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}  # in transformers 5, and 4
+    there = {**c.to_dict(), **rope}
+    for name, values in ALL_THERE_IS.items():
+        if there.get(name, values[0]) not in values:
+            raise ValueError(f'{name}={there[name]!r}: must be {" or ".join(map(repr, values))}')
+    olmo2, scaling = c.architectures == ['Olmo2ForCausalLM'], ''
+    if there.get('rope_type') == 'llama3':
+        names = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
+        scaling = ','.join(str(there[name]) for name in names)
+    return GPTConfig(
+        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
+        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, head_dim=there.get('head_dim') or 0,
+        n_embd=c.hidden_size, norm='olmo2' if olmo2 else 'pre', norm_eps=c.rms_norm_eps,
+        rope_theta=float(there['rope_theta']), rope_scaling=scaling, ffn_width=c.intermediate_size, ffn_multiple=1,
+        tie_embeddings=olmo2 and c.tie_word_embeddings)
+
+
+def read_pretrained(name, changes):
+    """The GPTConfig of a pretrained model, with changes, and its weights by their names there."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f'hf:{name} needs the package transformers: pip install transformers') from error
+    transformers.utils.logging.disable_progress_bar()  # of reading; that of a download stays
+    for library in ('transformers', 'huggingface_hub'):  # what matters of their warnings is among the errors here
+        logging.getLogger(library).setLevel(logging.ERROR)
+    try:
+        there = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = pretrained_shape(there)
+        if changes.get('block_size', 0) > config.block_size:
+            raise ValueError(f'block_size={changes["block_size"]}: it was trained with at most {config.block_size}')
+        need, free = budget(config)['total'] * (4 + (there.dtype or torch.float32).itemsize), free_memory()
+        if need > free:
+            raise ValueError(f'reading it takes {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free')
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=there, dtype='auto', output_loading_info=True, trust_remote_code=False)
+        for what in ('missing_keys', 'unexpected_keys'):
+            if found[what]:
+                raise ValueError(f'its file of weights has {what.replace("_", " ")}: {", ".join(sorted(found[what]))}')
+    except Exception as error:
+        tried = 'no such folder, and of the hub: ' * (isinstance(error, OSError) and not Path(name).is_dir())
+        raise ValueError(f'hf:{name}: {tried}{(str(error) or repr(error)).splitlines()[0]}') from error
+    return replace(config, **changes), model.state_dict()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What is written out for speed
 
 
@@ -618,7 +718,7 @@ def linear(x, weight):
 
 
 class RMSNorm(torch.autograd.Function):
-    """F.rms_norm(x, x.shape[-1:], eps=1e-6): y = r x with r = 1 / sqrt(mean(x^2) + 1e-6).
+    """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps).
 
     A layer has 1 + K of these, each of which passes over the whole stream, so that they, not the K matrix products, are
     what a stack of MLPs costs in time. Hence a gradient of its own, dx = r (dy - y mean(dy y)), which needs half the
@@ -626,9 +726,10 @@ class RMSNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x):
-        mean = x.square().mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = torch.rsqrt(mean + 1e-6).to(x.dtype)
+    def forward(ctx, x, eps):
+        square = x.float().square() if x.dtype == torch.float16 else x.square()  # there that of 256 is infinite
+        mean = square.mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        r = torch.rsqrt(mean + eps).to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -637,11 +738,11 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         mean = (dy * y).mean(-1, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
-        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
 rms_norm = RMSNorm.apply
-LOSS_CHUNK = 1024  # tokens
+LOSS_CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -659,11 +760,11 @@ class CrossEntropy(torch.autograd.Function):
             logits = x_ @ w.T
             logits[:, vocab_size:] = -torch.inf
             log_p = logits.log_softmax(-1, dtype=torch.float32)
-            rows = torch.arange(len(x_), device=x.device)
-            loss = loss - log_p[rows, targets_].sum()
-            dlogits = log_p.exp_()
-            dlogits[rows, targets_] -= 1  # softmax(logits) - onehot(targets)
-            dlogits = dlogits.to(x.dtype)
+            log_p_targets = log_p.gather(1, targets_[:, None])
+            loss = loss - log_p_targets.sum()
+            # softmax(logits) - onehot(targets), rounded first: so it is one pass compiled, and the targets' entries.
+            dlogits = log_p.exp_().to(x.dtype)
+            dlogits.scatter_(1, targets_[:, None], (log_p_targets.exp() - 1).to(x.dtype))
             dx.append(dlogits @ w)
             dw_ = (dlogits.T @ x_).to(weight.dtype)
             dw = dw_ if dw is None else dw.add_(dw_)
@@ -697,7 +798,8 @@ def budget(config):
     """Parameters by component, and training FLOPs per token, as a dict of ints.
 
     FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and what a
-    token mixer says of its own.
+    token mixer says of its own. Of attention's square that is the half below the diagonal: nanoGPT counts all, so that
+    its mfu is 1.2 times ours for standard_113m.
     """
     c, widths, mixer = config, ffn_widths(config), MIXERS[config.mixer]
     ffn, head = 3 * c.n_embd * sum(map(sum, widths)), padded_vocab(c) * c.n_embd
@@ -708,6 +810,24 @@ def budget(config):
     return {'mixer': mixer_params(c), 'ffn': ffn, 'gains': gains, 'non_embedding': non_embedding,
             'embedding': embedding, 'total': non_embedding + embedding,
             'flops_per_token': c.n_layer * mixer.flops(c) + 6 * (ffn + head)}
+
+
+def training_memory(config, batch_size):
+    """Bytes of weights, gradients and AdamW's moments, 16 for each parameter, and an estimate of those of activations:
+    what a compiled micro-step of batch_size sequences in bfloat16 or float16 keeps for its backward pass.
+
+    Of every token that is, 2 bytes each: on the far side of each matrix its width, parameters / n_embd; what the mixers
+    and MLPs read, n_embd each, and with olmo2 what they put out as well; what attention puts out, and where queries and
+    keys are normed, these; and twice n_embd at the end. Besides, the layers' matrices in 2 bytes, and the gradient of
+    the head. At its peak the loss takes 1 GiB more. Not counted is what Titans keep of their memories' weights.
+    """
+    c, counts, head = config, budget(config), padded_vocab(config) * config.n_embd
+    matrices, width = counts['mixer'] + counts['ffn'], c.n_head * c.head_dim
+    olmo2, normed = c.norm == 'olmo2', c.qk_norm or c.norm == 'olmo2'
+    reads = c.n_embd * (1 + len(ffn_widths(c)[0])) * (2 if olmo2 else 1)
+    attention = width + (width + c.n_kv_head * c.head_dim if normed else 0)
+    channels = matrices / c.n_embd + c.n_layer * (reads + attention) + 2 * c.n_embd
+    return 16 * counts['total'], round(2 * batch_size * c.block_size * channels + 2 * matrices + 4 * head)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -732,7 +852,10 @@ def check_shape(config):
         require(getattr(c, name) >= 0, name, 'must not be negative')
     for name, names in (('mixer', MIXERS), ('norm', NORMS), ('ffn', FFNS), ('taper', TAPERS)):
         require(getattr(c, name) in names, name, f'must be one of {", ".join(names)}')
+    require(0 < c.norm_eps < math.inf, 'norm_eps', 'must be positive')
     require(c.rope_theta > 0, 'rope_theta', 'must be positive')
+    require(not c.rope_scaling or re.fullmatch(r'\d+(\.\d+)?(,\d+(\.\d+)?){3}', c.rope_scaling), 'rope_scaling',
+            "must be four numbers, like '8,1,4,8192'")
     require(0 < c.init_std < math.inf, 'init_std', 'must be positive')
     require(0 <= c.dropout < 1, 'dropout', 'must be at least 0 and below 1')
 
@@ -797,10 +920,20 @@ def resolve_device(device='auto', dtype='auto'):
         else:
             instructions = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # no public names for these yet
             fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in instructions)
-        dtype = 'bfloat16' if fast else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f'dtype={dtype}: must be auto, float32 or bfloat16')
+        dtype = 'bfloat16' if fast else 'float16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError(f'dtype={dtype}: must be auto, float32, bfloat16 or float16')
     return device, getattr(torch, dtype)
+
+
+def prefer_cudnn(device):
+    """A context in which attention on Hopper is cuDNN's, reported to be 1.7 to 2.3 times as fast there as the default.
+    On other GPUs it is not, and in generation it would plan anew for every length. The context goes around a compiled
+    model: inside of one, torch 2.6 ignores it."""
+    if torch.device(device).type != 'cuda' or torch.cuda.get_device_capability(device)[0] != 9:
+        return contextlib.nullcontext()
+    kernels = 'CUDNN_ATTENTION', 'FLASH_ATTENTION', 'EFFICIENT_ATTENTION', 'MATH'
+    return sdpa_kernel([getattr(SDPBackend, kernel) for kernel in kernels], set_priority=True)
 
 
 def keep_freed_memory():
@@ -810,6 +943,14 @@ def keep_freed_memory():
     if mallopt:
         mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+
+
+def free_memory():
+    """Bytes that a process can still have; without end where the system does not say."""
+    try:
+        return 1024 * int(re.search(r'MemAvailable: *(\d+)', Path('/proc/meminfo').read_text())[1])
+    except OSError:
+        return math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------------------

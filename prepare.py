@@ -4,7 +4,8 @@ Text in, token shards out, and the readers of both.
     python prepare.py                                     # data/stdlib: Python's own standard library, offline
     python prepare.py --dataset=shakespeare               # a small download
     python prepare.py --dataset=fineweb10B --shards=8     # GPT-2 tokens, ready made, in shards of 100M
-    python prepare.py --dataset=mine --input='texts/*.jsonl.gz' --tokenizer=gpt2
+    python prepare.py --dataset=mine --input='texts/*.jsonl.gz' --tokenizer=bpe:8192
+    python prepare.py --dataset=mine --shards_from=FOLDER --tokenizer=gpt2
 
 Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modded-nanogpt, meta.json, tokenizer.json
 (what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for).
@@ -12,18 +13,22 @@ Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modde
 
 import base64
 import codecs
+import contextlib
 import glob
 import gzip
 import hashlib
+import heapq
 import http.client
+import importlib
 import io
 import json
 import os
-import random
 import re
 import shutil
+import signal
 import tempfile
 import urllib.request
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,14 +37,23 @@ from tqdm import tqdm
 
 from configurator import configure, fail
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
 DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
+BPE_BYTES = 32_000_000  # of training text, drawn by documents, are what a BPE is trained on, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
+DRAWS = 1 << 16  # documents are drawn by numbers below this
 SHARD_TOKENS = 100_000_000
 SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the tokens by magic and version, its first ints
-TEXT_KINDS = '.txt', '.jsonl', '.txt.gz', '.jsonl.gz'  # what is read of a folder
-NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 
+KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
+NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
+CAN_BE_READ = f'what can be read is {", ".join(KINDS)}'
+NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
                     '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')}
@@ -47,14 +61,18 @@ READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train
     'fineweb10B': ('https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_', 103),
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}
-NAMED = ['stdlib', *TEXTS, *READY_MADE]
+NAMED = ['stdlib', 'stdlib_bytes', *TEXTS, *READY_MADE]
 BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # of progress; None: except on a terminal
 
-# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it
+# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it; and GPT-2's.
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
            r'|\s++$|\s*[\r\n]|\s+(?!\S)|\s')
-# Between two words and after a lone newline this pattern and GPT-2's end a match: cut there, text has the same tokens.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Between two words and after a lone newline both end a match: cut there, text has the same tokens.
 SAFE_CUT = re.compile(r'\w(?= \w)|\S\n(?=\w)')
+SAMPLE = ("I'm here, you're THERE'S. 1 12 123 1234567 3.14e-5  two   three\n\n\n\ttab\r\n  end \n naïve e\u0301 ﬁ ½² "
+          '中文字符。日本語テキスト русский हिन्दी 😀👍🏽 __init__(self): $€ “x” …\u00a0\u2028 <b>&amp;</b>\n \t \n'
+          + 'x'.join(' ' * i + '\n' * (i % 5) for i in range(40)))  # shows where two tokenizers differ
 
 
 class Tokenizer:
@@ -63,38 +81,42 @@ class Tokenizer:
     def __init__(self, state):
         self._state = state
         self.name, self.vocab_size, self.eot = state['name'], state['vocab_size'], state['eot']
-        self.encoding, tokens = None, {i: bytes([i]) for i in range(256)}
-        self.codec = 'utf-8' if 'ranks' in state else 'latin-1'  # of the text; in latin-1 any byte is a character
+        self.encoding, ranks = None, {bytes([i]): i for i in range(256)}
         if 'ranks' in state:  # the lines of a file in tiktoken's format: a token in base64, a space and its rank
             import tiktoken
             lines = [line.split() for line in state['ranks'].splitlines()]
-            tokens = {int(rank): base64.b64decode(token) for token, rank in lines}
-            ranks = {token: rank for rank, token in tokens.items()}
-            if len(ranks) < len(lines) or any(bytes([i]) not in ranks for i in range(256)):
+            ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+            in_utf8 = {bytes([i]) for i in range(0xF5) if i not in (0xC0, 0xC1)}
+            if len(set(ranks.values())) < len(lines) or not in_utf8 <= ranks.keys():
                 raise ValueError('tokens and ranks should be distinct, and every byte be a token')
             self.encoding = tiktoken.Encoding(self.name, pat_str=state['pattern'], mergeable_ranks=ranks,
                                               special_tokens={'<|endoftext|>': self.eot})
+        tokens = {rank: token for token, rank in ranks.items()}
         self.table = [tokens.get(i, b'') for i in range(self.vocab_size)]  # end-of-text and unused ids: no bytes
 
     @classmethod
     def load(cls, name):
-        """name: 'bytes', a name that tiktoken knows, or the path of a BPE rank file; else ends the program."""
+        """name: bytes, hf:FOLDER_OR_NAME, one of tiktoken's, or the path of a rank file; else ends the program."""
         if name == 'bytes':
             return cls({'name': 'bytes', 'vocab_size': 257, 'eot': 256})
         import tiktoken
+        wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
         try:
+            if name.startswith('hf:'):
+                wrong = 'cannot be had'
+                return cls(read_hf(name[3:]))
             if name in tiktoken.list_encoding_names():
+                wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
+                         'bytes, which need no network')
                 encoding = tiktoken.get_encoding(name)
-                eot, vocab_size, pattern = encoding.eot_token, encoding.n_vocab, encoding._pat_str
-                ranks = ''.join(f'{base64.b64encode(token).decode()} {rank}\n'
-                                for token, rank in encoding._mergeable_ranks.items())
-            else:
-                ranks, pattern = Path(name).read_text(encoding='ascii'), PATTERN
-                last = max(map(int, ranks.split()[1::2]))
-                eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
-            return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=pattern, ranks=ranks))
-        except (OSError, ValueError, OverflowError) as error:
-            fail(f'--tokenizer={name} is not bytes, nor a name that tiktoken knows, nor a BPE rank file: {error}')
+                return cls(bpe_state(name, encoding._pat_str, encoding._mergeable_ranks, encoding.eot_token,
+                                     encoding.n_vocab))
+            ranks = Path(name).read_text(encoding='ascii')
+            last = max(map(int, ranks.split()[1::2]))
+            eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
+            return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
+        except Exception as error:  # of several packages
+            fail(f'--tokenizer={name} {wrong}: {error}')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -102,7 +124,7 @@ class Tokenizer:
 
     def encode(self, text):
         """str -> list of int, without end-of-text; text that spells a special token is encoded as plain text."""
-        return [token for piece in self.pieces(text.encode()) for token in self.encode_piece(piece).tolist()]
+        return [token for piece in pieces(text) for token in self.encode_piece(piece).tolist()]
 
     def decode(self, tokens):
         """Token ids -> bytes; end-of-text and unused ids stand for none."""
@@ -112,22 +134,29 @@ class Tokenizer:
         """(vocab_size,) int32: how many bytes each token stands for, 0 for end-of-text and unused ids."""
         return np.array([len(token) for token in self.table], np.int32)
 
-    def pieces(self, document):
-        """Yield the pieces of a document (bytes) that are encoded one by one. BPE raises UnicodeDecodeError."""
-        text, start = document.decode(self.codec), 0
-        while start < len(text):
-            match = SAFE_CUT.search(text, start + PIECE, start + 2 * PIECE)
-            end = match.end() if match else start + 2 * PIECE
-            yield text[start:end]
-            start = end
-
     def encode_piece(self, piece, first=False):
         """A piece -> (n,) ints; end-of-text stands before the first of a document. Threads do this side by side."""
         if self.encoding:
             tokens = self.encoding.encode_to_numpy(piece, disallowed_special=())
         else:
-            tokens = np.frombuffer(piece.encode(self.codec), np.uint8)
+            tokens = np.frombuffer(piece.encode(), np.uint8)
         return np.append(np.uint32(self.eot), tokens) if first else tokens
+
+
+def pieces(text):
+    """Yield the pieces of a text that are encoded one by one."""
+    start = 0
+    while start < len(text):
+        match = SAFE_CUT.search(text, start + PIECE, start + 2 * PIECE)
+        end = match.end() if match else start + 2 * PIECE
+        yield text[start:end]
+        start = end
+
+
+def bpe_state(name, pattern, ranks, eot, vocab_size):
+    """What Tokenizer makes a BPE of. ranks: {token: id}, where the lower id is merged first."""
+    lines = (f'{base64.b64encode(token).decode()} {rank}\n' for token, rank in ranks.items())
+    return dict(name=name, vocab_size=vocab_size, eot=eot, pattern=pattern, ranks=''.join(lines))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -194,12 +223,12 @@ def open_shard(path):
     header = np.fromfile(path, '<i4', 256).tolist()
     dtype = SHARD_FORMATS.get(tuple(header[:2]))
     if not dtype or len(header) < 256 or path.stat().st_size != 1024 + header[2] * np.dtype(dtype).itemsize:
-        fail(f'{path} is damaged, or no token shard: remove it')
+        fail(f'{path} is not a whole token shard: its header or its length is wrong')
     return np.memmap(path, dtype, 'r', 1024)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What prepares one
+# Text in: what files hold, and for which split
 
 def find_inputs(pattern):
     """[(name, path)], sorted, of a file, a glob or a folder; of '', Python's standard library without its tests."""
@@ -207,48 +236,293 @@ def find_inputs(pattern):
         folder = Path(os.__file__).parent
         paths = [path for path in folder.rglob('*.py') if not NOT_STDLIB & set(path.relative_to(folder).parts)]
     elif os.path.isdir(pattern):
-        paths = [path for path in Path(pattern).rglob('*') if path.name.lower().endswith(TEXT_KINDS)]
+        found = [path for path in Path(pattern).rglob('*') if path.is_file()]
+        paths = [path for path in found if path.name.lower().endswith(KINDS)]
+        if len(paths) < len(found):
+            print(f'{pattern}: {len(found) - len(paths)} of its {len(found)} files are not read; {CAN_BE_READ}')
     else:
         paths = [Path(path) for path in glob.glob(pattern, recursive=True) or [pattern]]
     paths = [path for path in paths if path.is_file()]
     if not paths:
-        fail(f'--input={pattern}: no such file, nor a folder with {", ".join(TEXT_KINDS)} files')
+        fail(f'--input={pattern}: no such file, nor a folder with {", ".join(KINDS)} files')
+    for path in paths:
+        kind_of(path)  # ends the program if it is no text
     shared = os.path.commonpath([path.parent for path in paths])
     return sorted((path.relative_to(shared).as_posix(), path) for path in paths)
 
 
-def read(inputs, field, limit, codec):
-    """Yield the documents of files, as bytes that the codec can decode: each line of .jsonl, or else each file."""
-    for _, path in inputs:
-        position, jsonl = 0, path.name.lower().endswith(('.jsonl', '.jsonl.gz'))  # in lines of .jsonl, or else in bytes
+def kind_of(path):
+    """('.jsonl', '.gz') for x.jsonl.gz. Ends the program if the name says that a file is not text."""
+    packed = path.suffix.lower() if path.suffix.lower() in ('.gz', '.zst') else ''
+    kind = Path(path.name.lower().removesuffix(packed)).suffix
+    if kind in NOT_TEXT or packed == '.zst' and kind != '.jsonl' or packed and kind == '.parquet':
+        fail(f'{path}: {kind}{packed} is not read; {CAN_BE_READ}')
+    return kind, packed
+
+
+def read(inputs, field):
+    """Yield the documents of files, in UTF-8: each line of .jsonl, each row of .parquet, or else each file.
+
+    They come as (place, offset, document): where a document of over DOCUMENT_BYTES goes on, its offset is not 0.
+    """
+    for name, path in inputs:
+        kind, number, offset = kind_of(path)[0], 0, 0
+        unit = {'.jsonl': 'line', '.parquet': 'row'}.get(kind)
         try:
-            with gzip.open(path) if path.suffix.lower() == '.gz' else open(path, 'rb') as file:
-                for stream in file if jsonl else [file]:
-                    if jsonl:
-                        position += 1
-                        text = json.loads(stream.decode('utf-8-sig'))[field] if stream.strip() else ''
-                        stream = io.BytesIO(text.encode())
-                    for document in cut(stream, limit):
-                        document.decode(codec)
-                        yield document
-                        position += 0 if jsonl else len(document)
+            for number, item in enumerate(open_items(path, field), 1):
+                place, offset = f'{name}, {unit} {number}' if unit else name, 0
+                for document in cut(io.BytesIO(text_of(item, field)) if unit else item):
+                    document.decode()
+                    if not unit and kind != '.txt' and b'\0' in document:
+                        raise ValueError('there are NUL bytes in it')
+                    yield place, offset, document
+                    offset += len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, UnicodeDecodeError) and not jsonl:
-                position += error.start
-            where = f'line {position}, field {field!r}' if jsonl else f'byte {position}'
-            fail(f'{path}, {where}: {type(error).__name__}: {error}')
+            if isinstance(error, OSError) and error.strerror:  # it has the path
+                raise
+            where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
+            what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
+                    json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
+            fail(f'{path}, {where}: {what}: {error}' + ('' if unit else f'; {CAN_BE_READ}'))
 
 
-def cut(stream, limit):
-    """Yield a stream in parts of at most limit bytes: cut at a newline or, if none is near, between two characters."""
+def open_items(path, field):
+    """Yield what a file holds: lines (bytes) of .jsonl, rows (dicts) of .parquet, or else a stream of all."""
+    kind, packed = kind_of(path)
+    if kind == '.parquet':
+        file = package('pyarrow.parquet').ParquetFile(path)
+        for batch in file.iter_batches(256, columns=[field] if field in file.schema_arrow.names else None):
+            yield from batch.to_pylist()
+        return
+    with gzip.open(path) if packed == '.gz' else open(path, 'rb') as file:
+        if packed == '.zst':
+            zst = package('zstandard').ZstdDecompressor(max_window_size=1 << 31)
+            file = io.BufferedReader(zst.stream_reader(file, read_across_frames=True))
+            if not file.peek(1):
+                raise EOFError('nothing in it, or the file was cut off')
+        yield from file if kind == '.jsonl' else [file]
+
+
+def package(name):
+    """An optional package. Ends the program if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        fail(f'{error}: pip install {name.split(".")[0]}')
+
+
+def text_of(item, field):
+    """The text, in UTF-8, of a line of .jsonl or a row of .parquet. Raises ValueError."""
+    if isinstance(item, bytes):
+        item = json.loads(item.decode('utf-8-sig')) if item.strip() else {field: ''}
+    if not isinstance(item, dict):
+        raise ValueError(f'no object with fields, but of type {type(item).__name__}')
+    if field not in item:
+        raise ValueError(f'there is no such field, but {", ".join(item) or "none"}')
+    if not isinstance(item[field], str):
+        raise ValueError('it is ' + ('null' if item[field] is None else f'of type {type(item[field]).__name__}'))
+    return item[field].encode()
+
+
+def cut(stream):
+    """Yield a stream in parts of at most DOCUMENT_BYTES."""
     data = b''
-    while data := data + stream.read(limit + 1 - len(data)):
-        end = len(data)
-        if end > limit:
-            end = data.rfind(b'\n', limit // 2, limit) + 1 or codecs.utf_8_decode(data[:limit], 'replace')[1]
+    while data := data + stream.read(DOCUMENT_BYTES + 1 - len(data)):
+        end = find_cut(data, DOCUMENT_BYTES, DOCUMENT_BYTES // 2) if len(data) > DOCUMENT_BYTES else len(data)
         yield data[:end]
         data = data[end:]
 
+
+def find_cut(data, end, slack):
+    """Where to cut off end bytes, or at most slack less: where a line begins, or else between two characters."""
+    newline = data.rfind(b'\n', max(0, end - slack - 1), end)
+    if newline >= 0 or end <= slack:
+        return newline + 1
+    start = max(0, end - 4)  # no character has more bytes
+    return start + codecs.utf_8_decode(data[start:end], 'replace')[1]
+
+
+class Split:
+    """The documents of inputs, [(name, path)], dealt to both splits by their bytes.
+
+    What a document holds decides whether it is drawn, so that equal documents come into the same split: low draws are
+    for training, high ones for validation. Those at the edge go where they are nearer to, if this is near enough;
+    else training gets what it needs of them, and a document is cut.
+    """
+
+    def __init__(self, inputs, field, val_fraction, seed):
+        self.inputs, self.field, self.seed = inputs, field, seed
+        sizes = np.zeros(DRAWS, np.int64)  # bytes by draw; this first pass also finds what is wrong
+        for _, _, document in tqdm(read(inputs, field), 'checking', unit='', disable=None):
+            sizes[self.draw(document)] += len(document)
+        self.ends, self.size = sizes.cumsum(), int(sizes.sum())
+        if self.size < (1 if val_fraction == 1 else 8):
+            fail('the input has no text, or too little to split it')
+        n_val = max(1, round(self.size * val_fraction))
+        n_train = 0 if val_fraction == 1 else max(4, self.size - n_val)  # a character has up to 4 bytes
+        n_val = self.size - n_train
+        self.slack = min(n_train // 5, n_val // 5, self.size // 100)
+        self.edge = int(np.searchsorted(self.ends, n_train))
+        at_edge = int(sizes[self.edge])
+        self.needed = n_train - int(self.ends[self.edge]) + at_edge
+        if at_edge <= self.slack:
+            self.needed = at_edge if 2 * self.needed > at_edge else 0
+
+    def draw(self, document):
+        """An int below DRAWS."""
+        digest = hashlib.blake2b(document, digest_size=2, key=str(self.seed).encode()[:64])
+        return int.from_bytes(digest.digest(), 'big')
+
+    def parts(self, cuts):
+        """Yield (draw, part for training, part for validation) of each document; where one is cut is added to cuts."""
+        needed = self.needed
+        for place, offset, document in read(self.inputs, self.field):
+            drawn = self.draw(document)
+            end = len(document) if drawn < self.edge else 0
+            if drawn == self.edge:
+                end = min(needed, len(document))
+                needed -= end
+                if 0 < end < len(document):
+                    end = find_cut(document, end, self.slack)
+            cuts += [f'{place}, byte {at}' for at in sorted({offset, offset + end}) if 0 < at < offset + len(document)]
+            yield drawn, document[:end], document[end:]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokenizers made here
+
+def train_tokenizer(n_tokens, split):
+    """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split."""
+    pattern, words = package('regex').compile(PATTERN), Counter()
+    most = np.searchsorted(split.ends, BPE_BYTES)
+    for drawn, text, _ in tqdm(split.parts([]), 'counting words', unit='', disable=None):
+        if drawn <= most:
+            for piece in pieces(text.decode()):
+                words.update(pattern.findall(piece))
+    tokens = train_bpe(words, n_tokens - 1)
+    if len(tokens) < n_tokens - 1:
+        fail(f'--tokenizer=bpe:{n_tokens}: the training text is enough for bpe:{len(tokens) + 1} at most')
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    return Tokenizer(bpe_state(f'bpe:{n_tokens}', PATTERN, ranks, n_tokens - 1, n_tokens))
+
+
+def train_bpe(words, n_tokens):
+    """The tokens (bytes) of a BPE, in the order of their ranks, trained on words, {str: how often it occurs}.
+
+    Again and again the pair of neighbours that occurs most often, the one of lower ranks if there are several, becomes
+    a token. Ends early when none occurs twice.
+    """
+    tokens = [bytes([i]) for i in range(256)]
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    # All words in a row, with -1 before and after each; what follows a position, and what is before it, is linked.
+    words = {word.encode(): count for word, count in words.items()}
+    ids = np.frombuffer(b'\0'.join([b'', *words, b'']), np.uint8).astype(np.int64)
+    lengths = np.array([0, *map(len, words)]) + 1
+    ids[lengths.cumsum() - 1] = -1
+    counts = np.repeat([0, *words.values()], lengths)
+    after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
+    totals, places, heap = Counter(), defaultdict(list), []  # by pair; the heap has outdated totals too
+
+    def count(at, sign):
+        """Add the pairs that begin at some positions to what is known of all pairs, or take them away."""
+        at = np.unique(at)
+        at = at[(ids[at] >= 0) & (ids[after[at]] >= 0)]
+        keys = ids[at] << 32 | ids[after[at]]
+        order = np.argsort(keys, kind='stable')
+        keys, starts = np.unique(keys[order], return_index=True)
+        for pair, group in zip(keys.tolist(), np.split(at[order], starts[1:])):
+            totals[pair] += sign * int(counts[group].sum())
+            heapq.heappush(heap, (-totals[pair], pair))
+            if sign > 0:
+                places[pair].append(group)
+
+    count(np.arange(len(ids) - 1), 1)
+    while heap and len(tokens) < n_tokens:
+        total, pair = heapq.heappop(heap)
+        if totals[pair] != -total:
+            continue
+        if totals[pair] < 2:
+            break
+        left, right = pair >> 32, pair & 0xFFFFFFFF
+        first = np.unique(np.concatenate(places.pop(pair)))
+        first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
+        if left == right:  # of three in a row, the first two
+            taken = set()
+            first = np.array([i for i in first.tolist() if i not in taken and not taken.add(int(after[i]))])
+        second = after[first]
+        count(np.concatenate([before[first], first, second]), -1)
+        token = tokens[left] + tokens[right]
+        if token not in ranks:  # else another pair has made it
+            ranks[token] = len(tokens)
+            tokens.append(token)
+        ids[first], ids[second] = ranks[token], -1
+        after[first] = after[second]
+        before[after[first]] = first
+        count(np.concatenate([before[first], first]), 1)
+    return tokens
+
+
+def read_hf(name):
+    """The state of a Tokenizer equal to a tokenizer.json, in a folder or on the Hugging Face hub. Raises ValueError.
+
+    BPE over ids joins, of all neighbours that make up a token, those of the lowest id. It does the merges of the file
+    if these are in the order of their ids, and each token has among them the one by which BPE over lower ids makes it.
+    """
+    folder = name
+    if not os.path.isdir(name):
+        folder = package('huggingface_hub').snapshot_download(name, allow_patterns=['tokenizer*.json'])
+    theirs = package('tokenizers').Tokenizer.from_file(os.path.join(folder, 'tokenizer.json'))
+    theirs.no_truncation()
+    spec = json.loads(theirs.to_str())
+    model, normalizer, steps = spec['model'], spec['normalizer'], spec['pre_tokenizer'] or {'type': 'none'}
+    steps = steps.get('pretokenizers', [steps])
+    kinds = [step['type'] for step in steps]
+    known = ['ByteLevel'], ['Split', 'ByteLevel'], ['Digits', 'ByteLevel']
+    if model['type'] != 'BPE' or normalizer or kinds not in known:
+        raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}' + ' and a normalizer' * bool(normalizer)
+                         + ', and not BPE after ByteLevel, or after Split or Digits and ByteLevel')
+    pattern = steps[0]['pattern']['Regex'] if kinds[0] == 'Split' else GPT2_PATTERN
+    if kinds[0] == 'Digits':  # one by one, and what is before them ends there
+        pattern = pattern.replace(r' ?\p{N}+', r'\p{N}').replace(r'(?!\S)', r'(?![^\s\p{N}])')
+
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are spelled as the same character
+    spelling = dict(zip(map(chr, [*printable, *range(256, 324)]), [*printable, *sorted({*range(256)} - {*printable})]))
+    special = {token['content']: token['id'] for token in spec['added_tokens']}
+    ranks = {bytes(map(spelling.get, token)): i for token, i in model['vocab'].items() if token not in special}
+    merges = [tuple(bytes(map(spelling.get, half)) for half in merge) for merge in model['merges']]
+    made, merges = [ranks.get(left + right, -1) for left, right in merges], set(merges)
+    if -1 in made or made != sorted(made):
+        raise ValueError('its ids are not in the order of its merges')
+    for token in ranks:
+        if len(token) > 1 and tuple(halves(token, ranks)) not in merges:
+            raise ValueError(f'it has no merge for {token} where BPE by its ids would have one')
+
+    config = Path(folder, 'tokenizer_config.json')
+    eos = json.loads(config.read_text(encoding='utf-8')).get('eos_token') if config.exists() else None
+    names = [eos['content'] if isinstance(eos, dict) else eos, '<|endoftext|>', '<|end_of_text|>', '</s>']
+    eot = next((special[name] for name in names if name in special), None)
+    if eot is None:
+        raise ValueError('it has no end-of-text')
+    vocab_size = 1 + max(*ranks.values(), *special.values())
+    state = bpe_state(Path(name).resolve().name, pattern, ranks, eot, vocab_size)
+    text = SAMPLE + 5 * Path(os.__file__).read_text(encoding='utf-8')  # enough to be cut into pieces
+    if Tokenizer(state).encode(text) != theirs.encode(text, add_special_tokens=False).ids:
+        raise ValueError('the tokenizers package makes other tokens of a sample of text')
+    return state
+
+
+def halves(token, ranks):
+    """The parts that BPE makes of a token with the ranks below its own: two, if it can be made."""
+    parts = [token[i:i + 1] for i in range(len(token))]
+    while True:
+        rank, i = min((ranks.get(parts[i] + parts[i + 1], 1 << 32), i) for i in range(len(parts) - 1))
+        if rank >= ranks[token]:
+            return parts
+        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Token shards out
 
 def sha256(path):
     digest = hashlib.sha256()
@@ -270,7 +544,7 @@ class Writer:
     def add(self, document):
         self.counts['bytes'] += len(document)
         self.counts['documents'] += 1
-        for i, piece in enumerate(self.tokenizer.pieces(document)):
+        for i, piece in enumerate(pieces(document.decode())):
             self.tasks.append(self.pool.submit(self.tokenizer.encode_piece, piece, first=i == 0))
             if len(self.tasks) == 512:  # half of them keep all cores busy while the others are written
                 self.write(256)
@@ -289,26 +563,47 @@ class Writer:
             self.counts['tokens'] += len(part)
 
 
-def write_shards(folder, inputs, tokenizer, field, val_fraction, seed):
-    """Tokenize the inputs, [(name, path)], into a new folder. Returns what meta.json says of that."""
-    count = size = 0  # a first pass finds what is wrong and counts the documents, to draw among them
-    for document in tqdm(read(inputs, field, DOCUMENT_BYTES, tokenizer.codec), 'checking', unit='', disable=None):
-        count, size = count + 1, size + len(document)
-    if count == 0 or count == 1 and size < 10:
-        fail('the input has no text, or too little to split it')
-    n_val = count if val_fraction == 1 else min(count - 1, max(1, round(count * val_fraction)))
-    limit, drawn = DOCUMENT_BYTES, set(random.Random(seed).sample(range(count), n_val))
-    if count == 1 and val_fraction < 1:  # read it as two
-        limit, drawn = size * 9 // 10, {1}
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=size, **BAR) as bar:
-        train, val = (Writer(folder, split, tokenizer, pool) for split in ('train', 'val'))
-        for i, document in enumerate(read(inputs, field, limit, tokenizer.codec)):
-            (val if i in drawn else train).add(document)
-            bar.update(len(document))
-        train.write()
-        val.write()
-    return {'train': train.counts, 'val': val.counts, 'seed': seed, 'val_fraction': val_fraction, 'field': field,
-            'inputs': {name: sha256(path) for name, path in inputs}}
+def write_shards(folder, split, tokenizer):
+    """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
+    cuts = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+        writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+        for _, *parts in split.parts(cuts):
+            for writer, part in zip(writers, parts):
+                if part:
+                    writer.add(part)
+                    bar.update(len(part))
+        for writer in writers:
+            writer.write()
+    train, val = (writer.counts for writer in writers)
+    return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
+
+
+def take_shards(folder, paths, tokenizer, put):
+    """Put shards, {name: path}, into a folder, where all are as they should be. Returns what meta.json says of them."""
+    counts = {'train': {'tokens': 0}, 'val': {'tokens': 0}}
+    for name, path in paths.items():
+        tokens = open_shard(path)
+        counts[name.split('_')[0]]['tokens'] += len(tokens)
+        if len(tokens) and tokens.max() >= tokenizer.vocab_size:
+            fail(f'{path} has the id {tokens.max()}, beyond the {tokenizer.vocab_size:,} of {tokenizer.name}: give the '
+                 '--tokenizer that made it')
+    inputs = {name: sha256(path) for name, path in paths.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        if path != folder / name:
+            put(path, folder / name)
+    return {**counts, 'inputs': inputs}
+
+
+def find_shards(folder):
+    """{name: path} of the shards in a folder, under our names: those with val in theirs are for validation."""
+    paths = {'train': [], 'val': []}
+    for path in sorted(Path(folder).expanduser().glob('*.bin')):
+        paths['val' if 'val' in path.name.lower() else 'train'].append(path)
+    if not paths['val']:
+        fail(f'--shards_from={folder}: there is no .bin file with val in its name; rename the shard for validation')
+    return {f'{split}_{i:06d}.bin': path for split in paths for i, path in enumerate(paths[split])}
 
 
 def describe(folder, tokenizer, meta):
@@ -333,7 +628,10 @@ def download(url, path, digest=''):
                 done = 0
             path.parent.mkdir(parents=True, exist_ok=True)
             bar = tqdm(desc=path.name, total=done + (response.length or 0), initial=done, **BAR)
-            with open(part, 'ab' if done else 'wb') as file, bar:
+            with open(part, 'ab') as file, bar:
+                if lock(file) is False or file.tell() < done:
+                    raise ConnectionError('another process is downloading it')
+                file.truncate(done)
                 while block := response.read(1 << 16):
                     bar.update(file.write(block))
             if response.length:
@@ -353,63 +651,118 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     paths = {path.name: path for path in folder.glob('*.bin')}
     for name in ['val_000000.bin', *(f'train_{i:06d}.bin' for i in range(1, min(shards or most, most) + 1))]:
         if name not in paths:
-            paths[name] = downloads / name
+            paths[name] = downloads / (url + name).rpartition('/')[2]
             download(url + name, paths[name])
-            open_shard(paths[name])  # ends the program if it is damaged
-    inputs = {name: sha256(path) for name, path in sorted(paths.items())}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, path in paths.items():
-        os.replace(path, folder / name)
-    counts = {split: {'tokens': len(Tokens(dataset, split))} for split in ('train', 'val')}
-    describe(folder, tokenizer, {**counts, 'inputs': inputs})
+    describe(folder, tokenizer, take_shards(folder, paths, tokenizer, os.replace))
+    with contextlib.suppress(OSError):  # it may have more shards than were asked for
+        downloads.rmdir()
 
 
-def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0):
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
+def lock(file, shared=False):
+    """Whether a file (its number) could be locked, until it is closed or its process ends. None: there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except (OSError, AttributeError):  # of a disk or a system without them
+        return None
+
+
+@contextlib.contextmanager
+def new_folder(folder):
+    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing.
+
+    All who write share a lock on data/. Who can have it alone removes what processes that were killed have left.
+    """
+    DATA.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if fcntl:
+            file = os.open(DATA, os.O_RDONLY)
+            stack.callback(os.close, file)
+            if lock(file):
+                for left in DATA.glob('*.unfinished-*'):
+                    shutil.rmtree(left, ignore_errors=True)
+            lock(file, shared=True)
+        temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
+        new = Path(stack.enter_context(temporary), folder.name)
+        new.mkdir()
+        yield new
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            if json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
+                fail(f'{folder} was made by another process meanwhile, of something else')
+
+
+def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0, shards_from=''):
     """Prepare data/NAME, as the command does, whose settings are explained below. Ends the program if it cannot."""
     folder, downloads = DATA / dataset, DATA / f'{dataset}.download'
-    if not re.fullmatch(r'[\w-]+', dataset) or (not input and dataset not in NAMED):
+    default = {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(dataset, 'gpt2')
+    name, settings = tokenizer or default, {'field': field, 'val_fraction': val_fraction, 'seed': seed}
+    trained = re.fullmatch(r'bpe:(\d{1,6})', name)
+    if not re.fullmatch(r'[\w-]+', dataset) or not (input or shards_from or dataset in NAMED):
         fail(f'--dataset={dataset}: should be {", ".join(NAMED)}, or another word and come with an --input')
-    if input and dataset in NAMED:
-        fail(f'--dataset={dataset}: is the name of other text than --input; take another')
-    if shards and dataset not in READY_MADE or dataset in READY_MADE and tokenizer not in ('', 'gpt2'):
-        fail(f'--shards is for {", ".join(READY_MADE)}, which are gpt2 tokens, and --tokenizer for all others')
+    if bool(input) + bool(shards_from) + (dataset in NAMED) > 1:
+        fail(f'--dataset={dataset}: is the name of a data set, or has --input, or has --shards_from: one of these')
+    if dataset in ('stdlib_bytes', *READY_MADE) and name != default:
+        fail(f'--dataset={dataset} has the tokens of --tokenizer={default} and no other')
+    if shards and dataset not in READY_MADE:
+        fail(f'--shards is for {", ".join(READY_MADE)}')
     if not 0 < val_fraction <= 1:
         fail(f'--val_fraction={val_fraction} should be above 0 and at most 1')
-    if folder.exists() and dataset not in READY_MADE:
-        fail(f'{folder} is there already: remove it, or choose another --dataset')
+    if name.startswith('bpe:') and (shards_from or not trained or int(trained[1]) < 257):
+        fail(f'--tokenizer={name}: bpe:N is trained on the text of an input, with N tokens, of which 257 are given')
     try:
         if dataset in READY_MADE:
             prepare_ready_made(dataset, folder, downloads, shards)
+        elif folder.exists():
+            made = read_meta(dataset) if dataset in NAMED and (folder / 'meta.json').exists() else {}
+            if not {'tokenizer': name, **settings}.items() <= made.items():
+                fail(f'{folder} is there already: remove it, or choose another --dataset')
+        elif shards_from:
+            paths, tokenizer = find_shards(shards_from), Tokenizer.load(name)
+            with new_folder(folder) as new:
+                describe(new, tokenizer, take_shards(new, paths, tokenizer, shutil.copyfile))
         else:
-            tokenizer = Tokenizer.load(tokenizer or ('bytes' if dataset == 'stdlib' else 'gpt2'))
+            tokenizer = None if trained else Tokenizer.load(name)
             url, digest = TEXTS.get(dataset, (input, ''))
             if url.startswith(('http://', 'https://')):
                 path = downloads / re.sub(r'[^\w.]+', '_', url.split('?')[0])
+                kind_of(path)
                 download(url, path, digest)
                 inputs = [(url.split('?')[0], path)]
             else:
                 inputs = find_inputs(os.path.expanduser(input))
-            DATA.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f'{dataset}.tmp', dir=DATA) as temporary:
-                building = Path(temporary, dataset)
-                building.mkdir()
-                describe(building, tokenizer, write_shards(building, inputs, tokenizer, field, val_fraction, seed))
-                os.rename(building, folder)
-        shutil.rmtree(downloads, ignore_errors=True)
+            with new_folder(folder) as new:
+                split = Split(inputs, field, val_fraction, seed)
+                tokenizer = tokenizer or train_tokenizer(int(trained[1]), split)
+                describe(new, tokenizer, {**write_shards(new, split, tokenizer), **settings})
+            shutil.rmtree(downloads, ignore_errors=True)
     except OSError as error:
         fail(f'{error.filename or folder}: {error.strerror or error}')
+    meta = read_meta(dataset)
     for split in ('train', 'val'):
-        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in read_meta(dataset)[split].items()))
+        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+    if cuts := meta.get('cut'):
+        print(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
 
 
 if __name__ == '__main__':
-    dataset = 'stdlib'  # data/NAME: stdlib, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or any with an input
-    input = ''  # a file, a glob, a folder or a URL of .txt (a file is a document) or .jsonl (a line is), also as .gz
-    tokenizer = ''  # bytes, gpt2, another name tiktoken knows, or a BPE rank file; '': bytes for stdlib, or else gpt2
-    field = 'text'  # of a line of .jsonl
-    val_fraction = 0.05  # of the documents, drawn for validation; of a single document it is the last tenth; 1.0: all
+    dataset = 'stdlib'  # stdlib, stdlib_bytes, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or a name of yours
+    input = ''  # a file, a glob, a folder or a URL of .txt (a document each), .jsonl (one a line), .parquet (one a row)
+    shards_from = ''  # instead of input: a folder with shards of llm.c or modded-nanogpt, val in the names of some
+    tokenizer = ''  # bytes, bpe:N (N tokens, trained on the input), gpt2, another of tiktoken's, hf:NAME, a rank file
+    field = 'text'  # which has the text in a line of .jsonl or a row of .parquet
+    val_fraction = 0.05  # of the bytes: documents drawn for validation, and part of one if that is too long; 1.0: all
     seed = 1337  # of this draw
     shards = 0  # train shards to download of a ready-made data set; 0: all
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         prepare(**configure(globals()))
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
 """
-What one asks of a checkpoint of train.py. Text, as it is generated:
+What one asks of a checkpoint of train.py, or of a pretrained model. Text, as it is generated:
 
     python sample.py --out_dir=out --start='def main(' --num_samples=3
     python sample.py --out_dir=out --start=FILE:prompt.txt --temperature=0
@@ -8,6 +8,7 @@ The benchmarks of lm-evaluation-harness, and how each layer's FFN relates to the
 
     python sample.py --out_dir=out --tasks=lambada_openai,piqa
     python sample.py --out_dir=out --probe=true
+    python sample.py --checkpoint=hf:HuggingFaceTB/SmolLM2-135M --probe=true --dataset=mine
 """
 
 import codecs
@@ -26,8 +27,8 @@ from configurator import configure, fail, show
 from model import GPT, GPTConfig, ffn_widths, resolve_device
 from prepare import Tokenizer, Tokens, read_tokenizer
 
-out_dir = 'out'  # folder of the run
-checkpoint = ''  # checkpoint file; empty: out_dir's latest, ckpt.pt
+out_dir = 'out'  # folder of the run, and of results; those of hf: go to the working directory unless this is set
+checkpoint = ''  # checkpoint file, or hf:FOLDER_OR_NAME, a Llama or OLMo-2; empty: out_dir's latest, ckpt.pt
 start = ''  # the prompt, or FILE:PATH for a file that has it
 num_samples = 1  # number of samples, one after the other
 max_new_tokens = 500  # tokens of a sample, unless it comes to an end-of-text before
@@ -41,50 +42,53 @@ limit = 0  # number of examples of each task, the first ones; 0: all
 eval_batch = 16  # number of sequences of a task that are scored at once
 probe = False  # measure the alignment of each FFN with the stream instead of sampling
 probe_tokens = 65536  # validation tokens of the probe, the first ones, or all if there are fewer
-dataset = ''  # data set of the probe; empty: that of the run
+dataset = ''  # data set of the probe; empty: that of the run, of which hf: has none
 device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
-dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast, else float16 on a GPU, else float32
 
-configure(globals(), files_of=('train.py', GPTConfig))
+config = configure(globals(), files_of=('train.py', GPTConfig))
+is_pretrained = checkpoint.startswith('hf:')
 for name, least in (('seed', 0), ('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
     if not least <= globals()[name] < 2**63:
         fail(f'{name}={globals()[name]}: must be at least {least} and below 2**63')
 if tasks and probe:
     fail('--tasks and --probe: one at a time')
+if probe and is_pretrained and not dataset:
+    fail(f'--probe needs --dataset=NAME here, of data prepared with --tokenizer={checkpoint}')
 if tasks_dir and not Path(tasks_dir).is_dir():
     fail(f'tasks_dir={tasks_dir}: no such folder')
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 
 path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
-folder = path.parent  # where results go
+source = checkpoint if is_pretrained else path.name  # of the model, in results
+folder = path.parent if not is_pretrained else Path(out_dir if 'out_dir' in config.given else '')  # of results
 
 
 def write(name, text):
-    """A file beside the checkpoint; what was there before stays whole until it is."""
+    """A file of results; what was there before stays whole until it is."""
     part = folder / f'{name}.part'
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding='utf-8')
         os.replace(part, folder / name)
     except OSError as error:
         fail(f'{folder / name}: {error.strerror}')
 
 
-def load(path):
-    """The model of a checkpoint, ready to run, its tokenizer, the data set and the number of steps of its training."""
+def load():
+    """The model and its tokenizer, and of a run of train.py the data set and the number of steps."""
+    if is_pretrained:
+        return GPT.from_pretrained(checkpoint[3:], compute_dtype), Tokenizer.load(checkpoint), '', None
     if not path.is_file():
         fail(f'{path}: no such checkpoint; train one with train.py, or say --out_dir, or the path by --checkpoint')
     try:
         saved = torch.load(path, map_location='cpu', weights_only=True)
         model = GPT(GPTConfig(**saved['model_args']), compute_dtype)
         model.load_state_dict(saved['model'])
-        tokenizer, trained_on, step = Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
+        return model, Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
     except Exception as error:
         fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
-    if not all(weight.isfinite().all() for weight in model.parameters()):
-        fail(f'{path} has weights that are infinite or no numbers: its training went wrong, take an earlier checkpoint')
-    # Nothing is trained here, so the weights are cast once and for all.
-    return model.to(device, compute_dtype).eval(), tokenizer, trained_on, step
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ def run_tasks(model, tokenizer, step):
     results = simple_evaluate(harness_model, tasks=tasks.split(','), limit=limit or None, task_manager=manager,
                               bootstrap_iters=1000, log_samples=False, torch_random_seed=seed)
     kept = 'results', 'groups', 'versions', 'n-shot', 'n-samples', 'lm_eval_version'
-    numbers = {'checkpoint': path.name, 'step': step, **{name: results[name] for name in kept if name in results}}
+    numbers = {'checkpoint': source, 'step': step, **{name: results[name] for name in kept if name in results}}
     write('tasks.json' if not limit else f'tasks-limit-{limit}.json', json.dumps(numbers, indent=1, default=float))
     for part in ['results', *(['groups'] if 'groups' in results else [])]:
         show(make_table(results, part))
@@ -229,60 +233,56 @@ def run_tasks(model, tokenizer, step):
 @torch.no_grad()
 def alignment(model, tokens):
     """Per layer (rho, ratio), float64 (n_layer, 2), means over tokens (n,): with h the stream that enters layer l and F
-    what its whole FFN adds to the stream, rho_l = cosine(F, h) (Bayat et al.) and the ratio |F| / |h|."""
-    sums, entering = torch.zeros(len(model.blocks), 2, dtype=torch.float64), {}
+    what its whole FFN adds to the stream, rho_l = cosine(F, h) (Bayat et al.) and the ratio |F| / |h|. Tokens are read
+    in windows of block_size, of long ones 4096."""
+    h, found = [], []
 
-    def enter(block, inputs):
-        entering[block.ffn] = inputs[0]
+    def look(ffn, inputs, output):
+        entering, added = h.pop(), output - inputs[0]
+        both = F.cosine_similarity(added, entering, dim=-1), added.norm(dim=-1) / entering.norm(dim=-1)
+        found.append(torch.cat(both).cpu().double().sum(-1))
 
-    def leave(ffn, inputs, output):
-        h, added = entering.pop(ffn), output - inputs[0]
-        both = F.cosine_similarity(added, h, dim=-1), added.norm(dim=-1) / h.norm(dim=-1)
-        sums[layers[ffn]] += torch.stack([each.double().sum() for each in both]).cpu()
-
-    layers = {block.ffn: layer for layer, block in enumerate(model.blocks)}
-    hooks = [block.register_forward_pre_hook(enter) for block in model.blocks]
-    hooks += [block.ffn.register_forward_hook(leave) for block in model.blocks]
-    for window in tokens.split(model.config.block_size):
+    hooks = [block.register_forward_pre_hook(lambda block, inputs: h.append(inputs[0])) for block in model.blocks]
+    hooks += [block.ffn.register_forward_hook(look) for block in model.blocks]
+    for window in tokens.split(min(model.config.block_size, 4096)):
         model.hidden(window[None])
     for hook in hooks:
         hook.remove()
-    return sums / len(tokens)
+    return torch.stack(found).view(-1, len(model.blocks), 2).sum(0) / len(tokens)
 
 
 def run_probe(model, tokenizer, dataset, step):
     """Print the alignment of every layer; write it to probe.json and, where matplotlib is installed, probe.svg."""
     data = Tokens(dataset, 'val')
     tokens = torch.from_numpy(data.window(0, min(len(data), probe_tokens)))
-    if read_tokenizer(dataset).state() != tokenizer.state() or tokens.max() >= model.config.vocab_size:
+    theirs = read_tokenizer(dataset)
+    if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table) or tokens.max() >= model.config.vocab_size:
         fail(f'{data.name} has other tokens than the model was trained on: data/{dataset} was prepared otherwise')
     rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}
               for widths, rho_, ratio_ in zip(ffn_widths(model.config), rho.tolist(), ratio.tolist())]
-    depth, correlation = torch.arange(1, len(rho) + 1, dtype=torch.float64), None
-    if len(rho) > 1:
-        correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item()
-    write('probe.json', json.dumps({'checkpoint': path.name, 'step': step, 'data': data.name, 'tokens': len(tokens),
+    depth = torch.arange(1, len(rho) + 1, dtype=torch.float64)
+    correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item() if len(rho) > 1 else None
+    write('probe.json', json.dumps({'checkpoint': source, 'step': step, 'data': data.name, 'tokens': len(tokens),
                                     'correlation': correlation, 'layers': layers}, indent=1))
-    show(f'{len(tokens):,} tokens of {data.name}; F is what the FFN adds, h the stream that enters the layer\n\n'
+    show('The question of Bayat et al.: is what the FFN adds, F, more aligned with the stream, h, in deeper layers?\n'
+         f'Means over {len(tokens):,} tokens of {data.name}, with h as it enters the layer:\n\n'
          'layer  cos(F, h)  |F| / |h|  widths')
     for i, layer in enumerate(layers, start=1):
         show(f'{i:5d}  {layer["rho"]:+9.4f}  {layer["ratio"]:9.4f}  {" + ".join(map(str, layer["widths"]))}')
     if correlation is not None:
         show(f'\ncorrelation of cos(F, h) with depth: {correlation:+.3f}')
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return
-    matplotlib.use('svg')
-    from matplotlib import pyplot
-    figure, panels = pyplot.subplots(1, 3, figsize=(10, 3), layout='constrained')
-    for axes, what, values in zip(panels, ('cos(F, h)', '|F| / |h|', 'hidden units'),
+    figure = Figure(figsize=(10, 3), layout='constrained')
+    for axes, what, values in zip(figure.subplots(1, 3), ('cos(F, h)', '|F| / |h|', 'hidden units'),
                                   (rho, ratio, [sum(layer['widths']) for layer in layers])):
         axes.plot(depth, values, marker='.')
         axes.set(xlabel='layer', title=what)
     svg = io.StringIO()
-    figure.savefig(svg)
+    figure.savefig(svg, format='svg')
     write('probe.svg', svg.getvalue())
 
 
@@ -290,11 +290,13 @@ def run_probe(model, tokenizer, dataset, step):
 
 try:
     device, compute_dtype = resolve_device(device, 'float32' if probe else dtype)
-except ValueError as error:
-    fail(str(error))
-torch.manual_seed(seed)
-model, tokenizer, trained_on, step = load(path)
-try:
+    if torch.device(device).type == 'cuda':
+        torch.set_float32_matmul_precision('high')  # TF32, as in training
+    torch.manual_seed(seed)
+    model, tokenizer, trained_on, step = load()
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        fail(f'{path} has weights that are infinite or no numbers: its training went wrong, take an earlier checkpoint')
+    model.to(device, compute_dtype).eval()  # nothing is trained here, so weights are cast once and for all
     if tasks:
         run_tasks(model, tokenizer, step)
     elif probe:

@@ -36,14 +36,14 @@ from tqdm import tqdm
 
 import prepare
 from configurator import configure, fail, show
-from model import GPT, GPTConfig, budget, keep_freed_memory, resolve_device, shape_of
+from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings. The defaults train a small model on Python's own standard library.
 
 # the run
 out_dir = 'out'  # folder of checkpoints and metrics.jsonl
-init_from = 'scratch'  # scratch, resume (from ckpt.pt), auto (resume where there is one), best (with eval_only)
+init_from = 'scratch'  # or resume (ckpt.pt), auto (resume if it is there), best (to evaluate), hf:FOLDER_OR_NAME
 seed = 1337  # of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
@@ -78,7 +78,7 @@ lr_decay_iters = 0  # step at which the learning rate has fallen to min_lr, alon
 min_lr = 3e-4  # learning rate from lr_decay_iters on
 # the machine
 device = 'auto'  # cpu, cuda, mps, or auto: cuda where there is a GPU, else cpu
-dtype = 'auto'  # float32, bfloat16, or auto: bfloat16 where the device is fast in it
+dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast, else float16 on a GPU, else float32
 compile = 'auto'  # torch.compile: true, false, or auto: on a GPU
 
 config = configure(globals(), GPTConfig)
@@ -94,7 +94,7 @@ LIMITS = [  # settings, the least and the first too large value
     (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
     (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
     (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
-CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best'), 'compile': ('auto', True, False)}
+CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best', 'hf:FOLDER_OR_NAME'), 'compile': ('auto', True, False)}
 
 
 def check_settings(config):
@@ -103,7 +103,7 @@ def check_settings(config):
             if not least <= config[name] < end:
                 fail(f'{name}={config[name]}: must be at least {least} and below {end}')
     for name, values in CHOICES.items():
-        if config[name] not in values:
+        if config[name] not in values and not (name == 'init_from' and is_pretrained):
             fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
     if init_from == 'best' and not eval_only:
         fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
@@ -113,7 +113,7 @@ def find_checkpoint():
     """(its path, the checkpoint) in out_dir, or (None, None)."""
     names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
     found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
-    if found and init_from == 'scratch':
+    if found and (init_from == 'scratch' or is_pretrained):
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
     if not found and init_from in ('resume', 'best'):
         fail(f'{out_dir}/{names[0]}: no such checkpoint')
@@ -154,6 +154,7 @@ try:
 except (KeyError, ValueError) as error:
     fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
+is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
 check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
 lock = None  # of out_dir
@@ -239,6 +240,7 @@ if checkpoint and checkpoint['data_id'] != data_id:
     fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
 
 
+
 @functools.lru_cache(maxsize=2)
 def window_order(epoch):
     return np.random.default_rng((seed, epoch)).permutation(n_windows)
@@ -273,17 +275,31 @@ def get_batches(step):
 # The model and the optimizer
 
 config['vocab_size'] = vocab_size or meta['vocab_size']
+torch.manual_seed(seed)
 try:
-    model_config = shape_of(config)
+    if is_pretrained:
+        raw_model = GPT.from_pretrained(init_from[3:], compute_dtype, block_size=block_size, dropout=config['dropout'])
+        shape = asdict(raw_model.config)
+        others = [name for name in shape if name in config.given and config[name] != shape[name]]
+        if others:
+            fail(f'{init_from} has a shape of its own, with {", ".join(f"{name}={shape[name]!r}" for name in others)}: '
+                 'leave out what sets it otherwise')
+        config.update(shape)
+        theirs = prepare.Tokenizer.load(init_from)
+        if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
+            fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
+    else:
+        raw_model = GPT(shape_of(config), compute_dtype)
 except ValueError as error:
     fail(str(error))
+model_config = raw_model.config
 if model_config.vocab_size < meta['vocab_size']:
-    fail(f'vocab_size={vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
-torch.manual_seed(seed)
+    fail(f'vocab_size={model_config.vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
 if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
-raw_model = GPT(model_config, compute_dtype).to(device)
+raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
 slow_parameters = list(raw_model.slow_parameters())
 ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
 step, best_val_loss = 0, math.inf
@@ -291,6 +307,8 @@ if checkpoint:
     try:
         raw_model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
+        if checkpoint.get('scaler'):
+            scaler.load_state_dict(checkpoint['scaler'])
     except (RuntimeError, ValueError) as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
@@ -301,12 +319,15 @@ if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_
 compiled = device_type == 'cuda' if compile == 'auto' else compile
 if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
     fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
+if compiled:  # with Titans block by block, each shape to train and to evaluate: allow for so many
+    torch._dynamo.config.cache_size_limit += 2 * len(set(map(tuple, ffn_widths(model_config))))
 single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
     parameters = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in parameters else 'broadcast_buffers'  # of old
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
+                                    bucket_cap_mb=100,  # compiled, a bucket is a graph: with 25, 1.3B are 120 of them
                                     gradient_as_bucket_view=True, **{sync_buffers: False})
 
 
@@ -324,7 +345,8 @@ def update_weights():
     seen = {name: parameter.clone() for name, parameter, _ in slow_parameters}
     for name, parameter, _ in slow_parameters:
         parameter.copy_(ahead.pop(name, parameter))
-    optimizer.step()
+    scaler.step(optimizer)  # in float16, changes nothing if a gradient is infinite
+    scaler.update()
     for name, parameter, period in slow_parameters:
         if (step + 1) % period:
             ahead[name] = parameter.clone()
@@ -349,7 +371,9 @@ def evaluate(data):
         for batch in batches[round_:][rank:rank + 1]:
             idx, targets = read_windows(data, *batch)
             whole = idx.shape == (batch_size, block_size)  # for any other shape the model would be compiled anew
-            losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1].cpu().double().numpy()
+            with prefer_cudnn(device):
+                losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
+            losses = losses.cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
             nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
             n_bytes += bytes_of.sum()
@@ -385,6 +409,7 @@ def save(name):
     try:
         with open(temporary, 'wb') as file:
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
+                        'scaler': scaler.state_dict(),
                         'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
                         'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
                         **({'ahead': ahead} if ahead else {})}, file)
@@ -467,7 +492,7 @@ PEAK_FLOPS = {'GB200': 2500e12, 'B200': 2250e12, 'H200 NVL': 835e12, 'H200': 989
               'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'RTX 4090': 165e12,
               'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these that is in its name
 gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
-peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and dtype != 'float32'), None)
+peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and compute_dtype != torch.float32), None)
 counts = budget(model_config)
 tokens_per_step = gradient_accumulation_steps * batch_size * block_size
 say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} mixer, {counts["ffn"]:,} FFN, '
@@ -516,23 +541,26 @@ while not eval_only:
     for i, (idx, targets) in enumerate(batches):
         if ddp:
             model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
-        micro_loss = model(idx, targets)[1] / micro_steps
-        micro_loss.backward()
+        with prefer_cudnn(device):
+            micro_loss = model(idx, targets)[1] / micro_steps
+        scaler.scale(micro_loss).backward()
         loss = loss + micro_loss.detach()
+    scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
     loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
     loss, stopping = sum_over_processes(loss / world_size, stop_requested)
-    if not math.isfinite(loss + grad_norm):
-        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate; '
-             'the checkpoint is as it was')
+    if not math.isfinite(loss) or not math.isfinite(grad_norm) and scaler.get_scale() <= 1:  # as it is without one
+        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
+             f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
     update_weights()
     optimizer.zero_grad()
 
     if step % log_interval == 0:
         speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
         clock, clock_step = time.perf_counter(), step + 1
-        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr, 'grad_norm': grad_norm,
+        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
+                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
                    'tokens_per_second': speed}
         if peak_flops:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)

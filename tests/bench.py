@@ -324,7 +324,7 @@ class ConvolvedAttention(Titans):
         B, T, _ = x.size()
         qkv = self.convolve(F.pad(self.qkv_proj(x), (0, 0, 3, 0)))
         q, k, v = qkv.view(B, T, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)
-        q, k = rotate(rms_norm(q), *rotary), rotate(rms_norm(k), *rotary)
+        q, k = rotate(rms_norm(q, 1e-6), *rotary), rotate(rms_norm(k, 1e-6), *rotary)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, -1)
         return self.o_proj(y * self.gate_proj(x).sigmoid())
 

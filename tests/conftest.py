@@ -1,18 +1,33 @@
 import contextlib
 import io
+import multiprocessing
 import os
 import random
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import prepare
 
 ROOT = Path(__file__).parent.parent
+# For what is as small as here, one thread is faster than several; also in the processes that tests start.
+torch.set_num_threads(1)
+os.environ['OMP_NUM_THREADS'] = '1'
+# The processes of start_script() are forked off one that has imported already what takes seconds.
+forkserver = multiprocessing.get_context('forkserver')
+forkserver.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
+
+
+def pytest_configure(config):
+    """List the slowest ten tests at the end of every run."""
+    if config.option.durations is None:
+        config.option.durations = 10
 
 
 def script(name, *args):
@@ -27,16 +42,53 @@ def script(name, *args):
                 signal.signal(number, handler)
 
 
+def run_and_print_to(path, environment, name, args):
+    os.environ.update(environment)
+    with open(path, 'w') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    script(name, *args)
+
+
+def start_script(name, *args, printed='printed', **environment):
+    """Start a script in a process of its own, which prints into a file of this name."""
+    process = forkserver.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
+    process.start()
+    return process
+
+
+def start_ranks(n, name, *args):
+    """Start a script in n processes as torchrun does, but for its care for those that fail."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        shared = dict(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(free.getsockname()[1]))
+    return [start_script(name, *args, printed=f'printed{rank}', RANK=str(rank), LOCAL_RANK=str(rank), **shared)
+            for rank in range(n)]
+
+
+def torchrun(n):
+    return [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a script in a folder of its own and look at what it leaves and prints: run('train.py', '--max_iters=3').
-    With processes=2 under torchrun; else, unless alone=True, in this process, which has imported torch already."""
-    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=120):
-        if processes or alone:
-            torchrun = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={processes}']
-            command = [sys.executable, *(torchrun if processes else []), str(ROOT / name), *args]
-            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1', **(env or {})},
-                                  capture_output=True, text=True, timeout=timeout)
+    With processes=2 in two, and by torchrun if alone=True; else, unless alone=True, in this one, which has imported
+    torch already."""
+    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=300):
+        if alone:
+            command = [*(torchrun(processes) if processes else [sys.executable]), str(ROOT / name), *args]
+            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True,
+                                  text=True, timeout=timeout)
+        elif processes:
+            monkeypatch.chdir(tmp_path)
+            ranks = start_ranks(processes, name, *args)
+            for process in ranks:
+                process.join(timeout)
+            code = next((process.exitcode for process in ranks if process.exitcode != 0), 0)
+            printed = ''.join(Path(f'printed{rank}').read_text() for rank in range(processes))
+            done = subprocess.CompletedProcess(args, code, printed, '')
         else:
             out, err, code = io.StringIO(), io.StringIO(), 0
             monkeypatch.chdir(tmp_path)
@@ -76,22 +128,31 @@ def make_data(folder, monkeypatch):
     prepare.prepare('tiny', input='texts', tokenizer='bytes', val_fraction=0.1)
 
 
-def as_llama(model):
-    """transformers' Llama with the weights of a model whose FFNs are standard."""
+def pretrained(folder, kind='Llama', dtype='float32', **settings):
+    """A random Llama or Olmo2 of transformers, tiny, with gains, and saved in the folder in that dtype."""
     transformers = pytest.importorskip('transformers')
-    c = model.config
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.n_embd, intermediate_size=c.ffn_width, num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, head_dim=c.head_dim, rms_norm_eps=1e-6,
-        rope_theta=c.rope_theta, rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
-        max_position_embeddings=c.block_size, tie_word_embeddings=c.tie_embeddings))
-    names = {'embedding': 'model.embed_tokens', 'head': 'lm_head', 'blocks': 'model.layers', 'mixer': 'self_attn',
-             'ffn.mlps.0': 'mlp'}
-    state = {}
-    for name, weight in model.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        state[name] = weight[:c.vocab_size] if name.startswith(('model.embed', 'lm_head')) else weight  # unpadded
-    missing = llama.load_state_dict(state, strict=False)
-    assert not missing.unexpected_keys and all('norm' in name for name in missing.missing_keys)
-    return llama
+    torch.manual_seed(0)
+    there = getattr(transformers, f'{kind}ForCausalLM')(getattr(transformers, f'{kind}Config')(**{
+        **dict(vocab_size=131, hidden_size=32, intermediate_size=100, num_hidden_layers=3, num_attention_heads=4,
+               num_key_value_heads=2, max_position_embeddings=64, dtype=dtype), **settings}))
+    for weight in there.parameters():  # so large that attention is far from uniform
+        weight.data = 1 + torch.randn_like(weight) / 3 if weight.dim() == 1 else 5 * weight
+        weight.data = weight.to(getattr(torch, dtype))
+    there.save_pretrained(folder)
+    return there.eval()
+
+
+def pretrained_with_data(kind='Llama'):
+    """Such a model in the shape of TINY_RUN, in the folder hf, with a BPE; and data/hf, prepared with that."""
+    tokenizers = pytest.importorskip('tokenizers')
+    there = pretrained('hf', kind, vocab_size=300, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                       eos_token_id=0)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    bpe.train([str(path) for path in sorted(Path('texts').iterdir())], tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=['<|endoftext|>'], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    bpe.save('hf/tokenizer.json')
+    prepare.prepare('hf', input='texts', tokenizer='hf:hf', val_fraction=0.1)
+    return there, bpe

@@ -1,3 +1,4 @@
+import json
 import math
 import platform
 import random
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
 from configurator import configure
-from conftest import as_llama
+from conftest import pretrained
 from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, shape_of, layer_weights
 
 CONFIGS = sorted(Path(__file__).parent.parent.glob('config/*.py'))
@@ -38,8 +40,13 @@ def tokens(*shape):
 
 def test_norm_has_the_gradient_of_its_values():
     x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.autograd.gradcheck(model_file.rms_norm, (x,))
-    torch.testing.assert_close(model_file.rms_norm(x), F.rms_norm(x, (8,), eps=1e-6))
+    assert torch.autograd.gradcheck(model_file.rms_norm, (x, 0.1))
+    torch.testing.assert_close(model_file.rms_norm(x, 0.1), F.rms_norm(x, (8,), eps=0.1))
+
+
+def test_norm_does_not_overflow_in_float16():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 2000
+    torch.testing.assert_close(model_file.rms_norm(x.half(), 1e-6), F.rms_norm(x, (64,)).half(), atol=2e-3, rtol=2e-3)
 
 
 # budgets and widths
@@ -184,6 +191,8 @@ def test_deal_by_largest_remainder_ties_to_the_earlier():
     (dict(ffn='hourglass', mlp_periods='1,2,0,4'), "mlp_periods='1,2,0,4': must be numbers of steps"),
     (dict(ffn='hourglass', mlp_periods='1,2,,4'), "mlp_periods='1,2,,4': must be numbers of steps"),
     (dict(dropout=1.0), 'dropout=1.0'), (dict(block_size=0), 'block_size=0'), (dict(rope_theta=0.0), 'rope_theta=0.0'),
+    (dict(norm_eps=0.0), 'norm_eps=0.0: must be positive'),
+    (dict(rope_scaling='8,1,4'), "rope_scaling='8,1,4': must be four numbers"),
 ])
 def test_impossible_shapes_are_refused(change, message):
     with pytest.raises(ValueError) as error:
@@ -262,6 +271,13 @@ def test_titans_generate_past_block_size():
     assert len(expected.unique()) > 10
 
 
+@pytest.mark.parametrize('fast, dtype', [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_computes_in_half_precision(monkeypatch, fast, dtype):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation: fast)
+    assert model_file.resolve_device() == ('cuda', dtype)
+
+
 def test_generation_stops_and_leaves_the_model_as_it_was():
     model, prompt = tiny().train(), tokens(2, 5)
     free = model.generate(prompt, 20, temperature=0.0)
@@ -327,6 +343,23 @@ def test_chunked_loss_is_cross_entropy(chunk, monkeypatch):
     each = model(idx, targets, reduction='none')[1]
     assert each.shape == targets.shape
     torch.testing.assert_close(each.mean(), loss)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_loss_in_half_precision_has_the_gradient_of_float32(dtype):
+    """Within the rounding of its entries, among which are tokens that are nearly certain and tokens of padding."""
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(50, 32).to(dtype), torch.randn(128, 32).to(dtype), torch.randint(97, (50,))
+    x[::3] = (0.5 * weight[targets[::3]]).clone()
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    F.cross_entropy((exact[0] @ exact[1].T)[:, :97], targets).backward()
+    x, weight = x.requires_grad_(), weight.float().requires_grad_()
+    model_file.cross_entropy(x, weight, targets, 97).backward()
+    assert x.grad.dtype == dtype and weight.grad.dtype == torch.float32
+    for rounded, gradient in zip((x, weight), exact):
+        error = (rounded.grad - gradient.grad).norm() / gradient.grad.norm()
+        assert error < 2 * torch.finfo(dtype).eps, error
+    assert not weight.grad[97:].any()
 
 
 def test_grouped_query_heads_equal_full_attention_with_heads_repeated():
@@ -528,6 +561,19 @@ def test_compiles_and_equals_eager(change, dynamic):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize('capability, first', [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_cudnn_is_preferred_on_hopper_alone(monkeypatch, capability, first):
+    order = torch._C._get_sdp_priority_order
+    before, model, idx = order(), tiny(n_layer=1), tokens(2, 32)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')
+    with model_file.prefer_cudnn('cuda'):
+        assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == first and sorted(order()) == sorted(before)
+        torch.testing.assert_close(compiled(idx)[0], model(idx)[0])
+    assert order() == before
+
+
 def test_shape_of_a_checkpoint_is_valid_again():
     for change in (dict(mixer='titans'), dict(norm='olmo2', n_kv_head=2), dict(ffn='hourglass', mlp_periods='4,1,2,1'),
                    dict(param_budget=100_000, ffn_width=0, mixer='gated')):
@@ -535,42 +581,72 @@ def test_shape_of_a_checkpoint_is_valid_again():
         assert GPTConfig(**asdict(config)) == config
 
 
-def test_olmo2_is_olmo2():
+LLAMA3_ROPE = dict(rope_type='llama3', rope_theta=5e3, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=32)
+
+
+@pytest.mark.parametrize('settings', [
+    {}, dict(head_dim=16, num_key_value_heads=4, rms_norm_eps=1e-2, tie_word_embeddings=True, intermediate_size=96),
+    dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=256, dtype='bfloat16'),
+    dict(kind='Olmo2'), dict(kind='Olmo2', rms_norm_eps=1e-2, tie_word_embeddings=True)])
+def test_pretrained_models_are_those_of_transformers(settings, tmp_path):
+    there, model = pretrained(tmp_path, **settings), GPT.from_pretrained(tmp_path)
+    again = GPT(GPTConfig(**json.loads(json.dumps(asdict(model.config)))))  # as from a checkpoint
+    again.load_state_dict(model.state_dict())
+    idx = torch.randint(131, (2, model.config.block_size), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, expected = model(idx)[0], there.float()(idx).logits
+        assert torch.equal(again(idx)[0], logits)
+    assert (logits - expected).abs().max() < 1e-4 and expected.std() > 0.3
+    assert model.generate(idx[:, :5], 30, temperature=0.0).tolist() == there.generate(
+        idx[:, :5], max_new_tokens=30, min_new_tokens=30, do_sample=False, pad_token_id=0).tolist()
+
+
+@pytest.mark.parametrize('kind, settings, message', [
+    ('Llama', dict(attention_bias=True), 'attention_bias=True: must be False'),
+    ('Llama', dict(mlp_bias=True), 'mlp_bias=True: must be False'),
+    ('Llama', dict(hidden_act='gelu'), "hidden_act='gelu': must be 'silu'"),
+    ('Llama', dict(rope_parameters=dict(rope_type='linear', factor=2.0, rope_theta=1e4)), "rope_type='linear': must "),
+    ('Llama', dict(rope_parameters=dict(rope_type='default', partial_rotary_factor=0.5, rope_theta=1e4)),
+     'partial_rotary_factor=0.5: must be 1.0'),
+    ('Llama', dict(quantization_config=dict(quant_method='fp8')), 'quantization_config='),
+    ('Mistral', dict(sliding_window=32), 'sliding_window=32: must be None'),
+    ('Mixtral', dict(num_local_experts=2, sliding_window=None), 'num_local_experts=2: must be None'),
+    ('Mistral', dict(sliding_window=None), r"architectures=\['MistralForCausalLM'\]: must be \['Llama"),
+])
+def test_pretrained_models_with_other_parts_are_refused(kind, settings, message, tmp_path):
     transformers = pytest.importorskip('transformers')
-    for change in (dict(), dict(n_kv_head=2, tie_embeddings=False)):
-        model = tiny(vocab_size=128, rope_theta=5000.0, norm='olmo2', **change)
-        c = model.config
-        olmo2 = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(
-            vocab_size=128, hidden_size=c.n_embd, intermediate_size=96, num_hidden_layers=c.n_layer,
-            num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, rms_norm_eps=1e-6,
-            rope_theta=c.rope_theta, rope_parameters={'rope_type': 'default', 'rope_theta': c.rope_theta},
-            max_position_embeddings=32, tie_word_embeddings=c.tie_embeddings))
-        names = {'ffn.norms.0': 'post_feedforward_layernorm', '.norm.gain': '.post_attention_layernorm.gain',
-                 'ffn.mlps.0': 'mlp', 'mixer': 'self_attn', 'blocks': 'model.layers', 'embedding': 'model.embed_tokens',
-                 'head': 'lm_head', 'gain': 'weight'}
-        state = {}
-        for name, weight in model.state_dict().items():
-            weight.copy_(weight * 3 if name.endswith('weight') else 1 + torch.randn_like(weight) / 3)
-            for ours, theirs in names.items():
-                name = name.replace(ours, theirs)
-            state['model.' + name if name.startswith('norm') else name] = weight
-        olmo2.load_state_dict(state)
-        idx = torch.randint(128, (2, 32))
-        with torch.no_grad():
-            ours, theirs = model(idx)[0], olmo2(idx).logits
-        assert (ours - theirs).abs().max() < 1e-4 and theirs.std() > 0.3
+    settings = getattr(transformers, f'{kind}Config')(architectures=[f'{kind}ForCausalLM'], **settings)
+    settings.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f'^hf:{re.escape(str(tmp_path))}: {message}'):
+        GPT.from_pretrained(tmp_path)
 
 
-def test_standard_model_is_llama():
-    for change in (dict(), dict(n_kv_head=2, head_dim=16, tie_embeddings=False)):
-        model = tiny(vocab_size=128, rope_theta=5000.0, **change)
-        for weight in set(model.parameters()):
-            weight.data *= 3  # so that attention is far from uniform
-        llama = as_llama(model)
-        idx = torch.randint(128, (2, 32))
-        with torch.no_grad():
-            ours, theirs = model(idx)[0], llama(idx).logits
-        assert (ours - theirs).abs().max() < 1e-4 and theirs.std() > 0.3
+def test_pretrained_models_that_cannot_be_had(tmp_path, monkeypatch):
+    pretrained(tmp_path)
+
+    def refused(message, name=tmp_path, **changes):
+        with pytest.raises(ValueError) as error:
+            GPT.from_pretrained(name, **changes)
+        assert str(error.value).startswith(f'hf:{name}') and message in str(error.value), error.value
+        assert '\n' not in str(error.value)
+
+    refused('no such folder, and of the hub: ', tmp_path / 'none')  # no name of the hub, so the network is not asked
+    refused('block_size=65: it was trained with at most 64', block_size=65)
+    with monkeypatch.context() as patch:
+        patch.setattr(model_file, 'free_memory', lambda: 3e5)
+        refused('reading it takes 0.0 GB of memory, and 0.0 GB are free')
+    weights = tmp_path / 'model.safetensors'
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    refused('')
+    safetensors = pytest.importorskip('safetensors.torch')
+    tensors = safetensors.load(whole)
+    tensors['model.layers.0.self_attn.q_proj.bias'] = tensors.pop('model.norm.weight')
+    safetensors.save_file(tensors, weights, {'format': 'pt'})
+    refused('its file of weights has missing keys: model.norm.weight')
+    monkeypatch.setitem(sys.modules, 'transformers', None)
+    refused('needs the package transformers: pip install transformers')
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='elsewhere nothing is done')

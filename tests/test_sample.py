@@ -1,4 +1,5 @@
 import base64
+import functools
 import json
 import shutil
 import statistics
@@ -6,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from conftest import ROOT
+from conftest import ROOT, pretrained_with_data
 from model import GPT, GPTConfig, ffn_widths
 from prepare import Tokenizer, Tokens, prepare
 
@@ -83,7 +85,7 @@ def test_probe_of_another_data_set(train, run):
 def test_probe_of_data_prepared_anew(train, run):
     train('--max_iters=1')
     shutil.rmtree('data/tiny')
-    Path('other.bpe').write_text(''.join(f'{base64.b64encode(bytes([i])).decode()} {i}\n' for i in range(256)))
+    Path('other.bpe').write_text(''.join(f'{base64.b64encode(bytes([i])).decode()} {255 - i}\n' for i in range(256)))
     prepare('tiny', input='texts', tokenizer='other.bpe')
     done = run('sample.py', '--probe', status=1)
     assert 'data/tiny was prepared otherwise' in done.stderr and done.stderr.count('\n') == 1
@@ -109,6 +111,42 @@ def test_any_temperature_above_0_is_one(sample):
 def test_text_that_stdout_cannot_show_is_replaced(sample, encoding):
     done = sample('--start=\u2248 \u65e5', '--max_new_tokens=2', alone=True, env={'PYTHONIOENCODING': encoding})
     assert done.stdout.startswith('? ') and done.stderr == ''
+
+
+@pytest.mark.parametrize('kind', ['Llama', 'Olmo2'])
+def test_pretrained_model(train, run, kind):
+    there, bpe = pretrained_with_data(kind)
+    run_hf = functools.partial(run, 'sample.py', '--checkpoint=hf:hf', '--dtype=float32')
+    said = run_hf('--start=the tree', '--temperature=0', '--max_new_tokens=12').stdout
+    idx = torch.tensor([[0, *bpe.encode('the tree').ids]])
+    expected = there.generate(idx, max_new_tokens=12, do_sample=False)[0, 1:].tolist()
+    assert said == bpe.decode(expected) + '\n---------------\n'
+
+    entering, rho = [], []  # of transformers' own layers
+    for layer in there.model.layers:
+        layer.register_forward_pre_hook(lambda layer, inputs: entering.append(inputs[0]))
+        adds = layer.mlp if kind == 'Llama' else layer.post_feedforward_layernorm
+        adds.register_forward_hook(lambda _, inputs, output: rho.append(
+            F.cosine_similarity(output, entering.pop(), dim=-1).mean().item()))
+    tokens = torch.from_numpy(Tokens('hf', 'val').window(0, 64))
+    with torch.no_grad():
+        there(tokens[None])
+    said = run_hf('--probe', '--dataset=hf', '--probe_tokens=64').stdout
+    result = json.loads(Path('probe.json').read_text())  # in the working directory
+    assert [layer['rho'] for layer in result['layers']] == pytest.approx(rho, abs=1e-5)
+    assert result['checkpoint'] == 'hf:hf' and result['step'] is None
+    assert f'    1  {rho[0]:+9.4f}' in said and f'    2  {rho[1]:+9.4f}' in said and 'Bayat et al.' in said
+    run_hf('--probe', '--dataset=hf', '--probe_tokens=64', '--out_dir=results/hf')
+    assert json.loads(Path('results/hf/probe.json').read_text()) == result
+
+
+def test_pretrained_models_that_do_not_fit(train, run):
+    pretrained_with_data()
+    for args, message in ((['--checkpoint=hf:no/such/folder'], 'hf:no/such/folder: no such folder, and of the hub: '),
+                          (['--checkpoint=hf:hf', '--probe'], '--probe needs --dataset=NAME here'),
+                          (['--checkpoint=hf:hf', '--probe', '--dataset=tiny'], 'data/tiny was prepared otherwise')):
+        done = run('sample.py', *args, status=1)
+        assert message in done.stderr and done.stderr.count('\n') == 1, done.stderr
 
 
 def test_errors_are_one_line(sample):
