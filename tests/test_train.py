@@ -666,7 +666,7 @@ def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['Llama', 'Olmo2'])
-def test_pretrained_model_is_trained_on_and_resumed(train, single_thread, kind):
+def test_pretrained_model_is_trained_on_and_resumed(train, kind):
     there, _ = pretrained_with_data(kind)
     start = '--init_from=hf:hf', '--dataset=hf', '--learning_rate=1e-3'
     train(*start, '--out_dir=whole', '--dropout=0.1')
