@@ -651,11 +651,11 @@ ALL_THERE_IS = {  # settings of a model there and the values, the default first,
 
 
 def names_there(name):
-    """The names there of a weight, and of the gain that goes into it in Llama, if there is one."""
+    """The names there of a weight and, where there is one, of the gain that goes into it in Llama, or else None."""
     for here, there in NAMES_THERE.items():
         name = re.sub(here, there, name)
-    return name, next((re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)),
-                      None)
+    norms = [re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)]
+    return name, norms[0] if norms else None
 
 
 def pretrained_shape(c):
