@@ -32,7 +32,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import prepare  # noqa: E402
 from configurator import configure, fail  # noqa: E402
-from model import MIXERS, GPT, GPTConfig, Titans, budget, keep_freed_memory, resolve_device  # noqa: E402
+from model import MIXERS, GPT, GPTConfig, Titans, budget, keep_freed_memory, prefer_cudnn, resolve_device  # noqa: E402
 from model import rms_norm, rotate  # noqa: E402
 
 quick = False  # 4 layers and fewer repetitions
@@ -90,7 +90,11 @@ def stepper(model, loss):
 def our_step(model, compiled=False, idx=None):
     idx = tokens() if idx is None else idx
     run = torch.compile(model) if compiled else model
-    return stepper(model, lambda: run(idx, idx.roll(-1, 1))[1])
+
+    def loss():
+        with prefer_cudnn(device):
+            return run(idx, idx.roll(-1, 1))[1]
+    return stepper(model, loss)
 
 
 def medians(arms, repeats=REPEATS):
