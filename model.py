@@ -527,7 +527,7 @@ class Titans(nn.Module):
         # Keys of norm 1 reach silu with a standard deviation of 1. To the norm the scale of W2 is nothing, but a small
         # W2 learns faster than W1: where both are fast, the weights are chaotic and their gradients explode.
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim))
-        self.memory.data[1] *= c.init_std
+        self.memory.data[1] *= 0.02
         rates = torch.tensor([[0.1 / c.block_size], [0.5], [0.5]])  # alpha, eta and theta over its largest, at first
         self.rate_bias = nn.Parameter(rates.logit().repeat(1, c.n_head).flatten())
 
