@@ -15,6 +15,7 @@ own. `--help` prints the settings with the comments beside them. `--name` alone 
 
 import ast
 import difflib
+import functools
 import inspect
 import io
 import os
@@ -101,6 +102,7 @@ def show(text='', end='\n'):
         sys.stdout = open(os.devnull, 'w')
 
 
+@functools.lru_cache(maxsize=None)  # the study asks for hundreds of arms
 def settings(path, dataclass):
     """The settings of a script, and those of the dataclass that the script does not have, each as {name: (default,
     comment)}."""

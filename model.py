@@ -245,7 +245,7 @@ class Attention(nn.Module):
             k, v = self.append(cache, k, v)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=cache is None or T > 1, dropout_p=c.dropout if self.training else 0.0,
-            enable_gqa=c.n_kv_head < c.n_head)
+            enable_gqa=not c.n_kv_head == c.n_head)  # and not !=, of which torch 2.6 cannot compile the symbolic result
         return y.transpose(1, 2).reshape(B, T, -1)
 
     def append(self, cache, k, v):
@@ -477,19 +477,19 @@ class GatedAttention(Attention):
 class Titans(nn.Module):
     """Long-term memory as the token mixer (Behrouz et al., arXiv 2501.00663, sections 3 and 4.4).
 
-    In each head an MLP, M(k) = sqrt(d) k + norm(W2 silu(W1 k)), learns while it reads to map keys to values, by
-    gradient descent with momentum eta, step size theta and forgetting alpha, all three computed from each token:
+    In each head an MLP, M(k) = norm(W2 silu(W1 k)), learns while it reads to map keys to values, by gradient descent
+    with momentum eta, step size theta and forgetting alpha, all three computed from each token:
 
         S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
 
-    The loss is |M(k) - v|^2 / 2 or, since what is normed has one length, -(v - sqrt(d) k) norm(W2 silu(W1 k)). Its
+    The loss is |M(k) - v|^2 / 2 or, since values are normed too and what is normed has one length, -v' M(k). Its
     gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
     products, -u k' for W1 and -e a' for W2, so all is exact in matrix products over a chunk: see `read_chunks`.
 
-    The paper's are these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; from its authors'
-    "Miras" (arXiv 2504.13173) come norm and residual in M. Ours: values are normed, and y is not once more; heads,
-    where the paper draws one memory; two layers; depthwise convolutions; no persistent tokens; and the memory alone
-    (LMM), not MAC, MAG or MAL.
+    The paper's are these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; the norm in M is
+    from its authors' "Miras" (arXiv 2504.13173). Ours: that it is the only norm of y; normed values; heads, where the
+    paper draws one memory; two layers; depthwise convolutions; no persistent tokens; and the memory alone (LMM), not
+    MAC, MAG or MAL.
     """
 
     SEGMENT = 8  # chunks between the weights that are kept for the backward pass, which computes the rest anew
@@ -528,11 +528,8 @@ class Titans(nn.Module):
         # W2 learns faster than W1: where both are fast, the weights are chaotic and their gradients explode.
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim))
         self.memory.data[1] *= c.init_std
-        # At first 90% of the memory outlasts block_size. The first head learns at once, at half of the largest theta;
-        # the last, at 5% of it, nearly leaves the initial memory as it is.
-        rates = torch.tensor([0.1 / c.block_size, 0.5, 0.5]).logit()[:, None].repeat(1, c.n_head)  # alpha, eta, theta
-        rates[2] = torch.linspace(0, -3, c.n_head)
-        self.rate_bias = nn.Parameter(rates.flatten())
+        rates = torch.tensor([[0.1 / c.block_size], [0.5], [0.5]])  # alpha, eta and theta over its largest, at first
+        self.rate_bias = nn.Parameter(rates.logit().repeat(1, c.n_head).flatten())
 
     def initial_state(self, x):
         """What is kept of the tokens read so far: weights and momentum (2, B, H, 2, d, d), the weights at the start of
@@ -585,7 +582,7 @@ class Titans(nn.Module):
         q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
         rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
-        q, k, root = F.normalize(q, dim=-1), F.normalize(k, dim=-1), math.sqrt(c.head_dim)
+        q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v, c.norm_eps)
         # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
         theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
@@ -595,14 +592,14 @@ class Titans(nn.Module):
         of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (B, H, N, C, 2): keep and m
         of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (B, H, N, 2, 2)
         steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (B, H, N, C, 2)
-        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, rms_norm(v, c.norm_eps) - root * k, of_end, steps)
+        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, v, of_end, steps)
 
         def multiply(x, WS, left, right):
             """W_t x_t of every token t."""
             both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d): by weights and momentum
             return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
 
-        y = root * q + rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a), c.norm_eps)
+        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a), c.norm_eps)
         return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
 
     def learn(self, weights, start, *chunks):
@@ -822,7 +819,8 @@ def training_memory(config, batch_size):
     Of every token that is, 2 bytes each: on the far side of each matrix its width, parameters / n_embd; what the mixers
     and MLPs read, n_embd each, and with olmo2 what they put out as well; what attention puts out, and where queries and
     keys are normed, these; and twice n_embd at the end. Besides, the layers' matrices in 2 bytes, and the gradient of
-    the head. At its peak the loss takes 1 GiB more. Not counted is what Titans keep of their memories' weights.
+    the head. The loss takes 1 GiB more at its peak. Not counted are the copies of Hope's slow MLPs and what Titans keep
+    of their memories' weights.
     """
     c, counts, head = config, budget(config), padded_vocab(config) * config.n_embd
     matrices, width = counts['mixer'] + counts['ffn'], c.n_head * c.head_dim
@@ -996,10 +994,17 @@ def budget_table(config, baseline=None):
     yield '\n  FLOPs are those of a token, forward and backward.'
 
 
+def memory_line(config, batch_size):
+    states, activations = (size / 2**30 for size in training_memory(config, batch_size))
+    return (f'  Training takes {states:.2f} GiB for weights, gradients and AdamW, and about {activations:.2f} GiB for\n'
+            f'  the activations of {batch_size} x {config.block_size} tokens, compiled, in bfloat16 or float16.')
+
+
 if __name__ == '__main__':
     from configurator import configure, fail, show
 
     baseline = ''  # config files to compare with, separated by commas
+    batch_size = 16  # sequences per micro-step, for the memory that training takes
     dataset = 'stdlib'  # data set whose vocabulary counts where vocab_size is 0
 
     def shape(argv=None):
@@ -1017,4 +1022,5 @@ if __name__ == '__main__':
 
     settings, config = shape()
     compared = shape(settings['baseline'].split(','))[1] if settings['baseline'] else None
-    show('\n'.join([*shape_table(config), *budget_table(config, compared)]))
+    memory = memory_line(config, settings['batch_size'])
+    show('\n'.join([*shape_table(config), *budget_table(config, compared), memory]))

@@ -7,6 +7,10 @@ Text in, token shards out, and the readers of both.
     python prepare.py --dataset=mine --input='texts/*.jsonl.gz' --tokenizer=bpe:8192
     python prepare.py --dataset=mine --shards_from=FOLDER --tokenizer=gpt2
 
+Tokenizers are bytes; bpe:N, a BPE of N tokens trained here (256 bytes and end-of-text among them); gpt2 and others that
+tiktoken knows; a file of BPE ranks; and hf:NAME, a model on the Hugging Face hub or a folder with a tokenizer.json. The
+default is bpe:1024 for stdlib, bytes for stdlib_bytes, which is the same text, and gpt2 for all else.
+
 Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modded-nanogpt, meta.json, tokenizer.json
 (what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for).
 """
@@ -35,18 +39,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import configure, fail
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None
+from configurator import configure, fail, show
 
 DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
-BPE_BYTES = 32_000_000  # of training text, drawn by documents, are what a BPE is trained on, for the same reason
+BPE_BYTES = 32_000_000  # of more training text, a BPE is trained on about this much, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
-DRAWS = 1 << 16  # documents are drawn by numbers below this
+DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
 SHARD_TOKENS = 100_000_000
 SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the tokens by magic and version, its first ints
 
@@ -62,7 +61,7 @@ READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}
 NAMED = ['stdlib', 'stdlib_bytes', *TEXTS, *READY_MADE]
-BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # of progress; None: except on a terminal
+BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
 # cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it; and GPT-2's.
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -103,7 +102,7 @@ class Tokenizer:
         wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
         try:
             if name.startswith('hf:'):
-                wrong = 'cannot be had'
+                wrong = 'is no tokenizer that can be had here'
                 return cls(read_hf(name[3:]))
             if name in tiktoken.list_encoding_names():
                 wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
@@ -115,7 +114,7 @@ class Tokenizer:
             last = max(map(int, ranks.split()[1::2]))
             eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
-        except Exception as error:  # of several packages
+        except Exception as error:  # whatever the packages raise
             fail(f'--tokenizer={name} {wrong}: {error}')
 
     def state(self):
@@ -236,17 +235,18 @@ def find_inputs(pattern):
         folder = Path(os.__file__).parent
         paths = [path for path in folder.rglob('*.py') if not NOT_STDLIB & set(path.relative_to(folder).parts)]
     elif os.path.isdir(pattern):
-        found = [path for path in Path(pattern).rglob('*') if path.is_file()]
+        walk = os.walk(pattern, onerror=fail)  # no folder is passed over because it cannot be read
+        found = [Path(folder, name) for folder, _, names in walk for name in names]
         paths = [path for path in found if path.name.lower().endswith(KINDS)]
         if len(paths) < len(found):
-            print(f'{pattern}: {len(found) - len(paths)} of its {len(found)} files are not read; {CAN_BE_READ}')
+            show(f'{pattern}: {len(found) - len(paths)} of its {len(found)} files are not read; {CAN_BE_READ}')
     else:
         paths = [Path(path) for path in glob.glob(pattern, recursive=True) or [pattern]]
     paths = [path for path in paths if path.is_file()]
     if not paths:
         fail(f'--input={pattern}: no such file, nor a folder with {", ".join(KINDS)} files')
     for path in paths:
-        kind_of(path)  # ends the program if it is no text
+        kind_of(path)  # this ends the program if a name is not that of a text
     shared = os.path.commonpath([path.parent for path in paths])
     return sorted((path.relative_to(shared).as_posix(), path) for path in paths)
 
@@ -278,12 +278,12 @@ def read(inputs, field):
                     yield place, offset, document
                     offset += len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, OSError) and error.strerror:  # it has the path
+            if isinstance(error, OSError) and error.strerror:  # the error names the file itself
                 raise
             where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
             what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
                     json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
-            fail(f'{path}, {where}: {what}: {error}' + ('' if unit else f'; {CAN_BE_READ}'))
+            fail(f'{path}, {where}: {what}: {getattr(error, "reason", error)}' + ('' if unit else f'; {CAN_BE_READ}'))
 
 
 def open_items(path, field):
@@ -421,17 +421,23 @@ def train_bpe(words, n_tokens):
     ids[lengths.cumsum() - 1] = -1
     counts = np.repeat([0, *words.values()], lengths)
     after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
-    totals, places, heap = Counter(), defaultdict(list), []  # by pair; the heap has outdated totals too
+    totals, places, heap = Counter(), defaultdict(list), []  # all by pair; the heap has outdated totals too
+
+    def distinct(at):  # np.unique, which hashes, is slower
+        at = np.sort(at)
+        return at[np.diff(at, prepend=-1) > 0]
 
     def count(at, sign):
         """Add the pairs that begin at some positions to what is known of all pairs, or take them away."""
-        at = np.unique(at)
+        at = distinct(at)
         at = at[(ids[at] >= 0) & (ids[after[at]] >= 0)]
         keys = ids[at] << 32 | ids[after[at]]
         order = np.argsort(keys, kind='stable')
-        keys, starts = np.unique(keys[order], return_index=True)
-        for pair, group in zip(keys.tolist(), np.split(at[order], starts[1:])):
-            totals[pair] += sign * int(counts[group].sum())
+        at, keys = at[order], keys[order]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        sums = np.add.reduceat(counts[at], starts)
+        for pair, total, group in zip(keys[starts].tolist(), sums.tolist(), np.split(at, starts[1:])):
+            totals[pair] += sign * total
             heapq.heappush(heap, (-totals[pair], pair))
             if sign > 0:
                 places[pair].append(group)
@@ -444,15 +450,15 @@ def train_bpe(words, n_tokens):
         if totals[pair] < 2:
             break
         left, right = pair >> 32, pair & 0xFFFFFFFF
-        first = np.unique(np.concatenate(places.pop(pair)))
+        first = distinct(np.concatenate(places.pop(pair)))
         first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
-        if left == right:  # of three in a row, the first two
+        if left == right:  # of three in a row, only the first two are a pair
             taken = set()
             first = np.array([i for i in first.tolist() if i not in taken and not taken.add(int(after[i]))])
         second = after[first]
         count(np.concatenate([before[first], first, second]), -1)
         token = tokens[left] + tokens[right]
-        if token not in ranks:  # else another pair has made it
+        if token not in ranks:  # it may have been made of another pair
             ranks[token] = len(tokens)
             tokens.append(token)
         ids[first], ids[second] = ranks[token], -1
@@ -482,7 +488,7 @@ def read_hf(name):
         raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}' + ' and a normalizer' * bool(normalizer)
                          + ', and not BPE after ByteLevel, or after Split or Digits and ByteLevel')
     pattern = steps[0]['pattern']['Regex'] if kinds[0] == 'Split' else GPT2_PATTERN
-    if kinds[0] == 'Digits':  # one by one, and what is before them ends there
+    if kinds[0] == 'Digits':  # each is split off, so that what is before it ends there
         pattern = pattern.replace(r' ?\p{N}+', r'\p{N}').replace(r'(?!\S)', r'(?![^\s\p{N}])')
 
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are spelled as the same character
@@ -565,16 +571,19 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    cuts = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
-        writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
-        for _, *parts in split.parts(cuts):
-            for writer, part in zip(writers, parts):
-                if part:
-                    writer.add(part)
-                    bar.update(len(part))
+    cuts, pool = [], ThreadPoolExecutor(os.cpu_count())
+    writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+    try:
+        with tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+            for _, *parts in split.parts(cuts):
+                for writer, part in zip(writers, parts):
+                    if part:
+                        writer.add(part)
+                        bar.update(len(part))
         for writer in writers:
             writer.write()
+    finally:
+        pool.shutdown(cancel_futures=True)  # who stops a run does not wait for the rest
     train, val = (writer.counts for writer in writers)
     return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
 
@@ -648,7 +657,7 @@ def prepare_ready_made(dataset, folder, downloads, shards):
     """Download the val shard and the first train shards (0: all) of a ready-made set, except those that are here."""
     url, most = READY_MADE[dataset]
     tokenizer = Tokenizer.load('gpt2')  # first, since this may be a download too
-    paths = {path.name: path for path in folder.glob('*.bin')}
+    paths = {path.name: path for split in ('train', 'val') for path in folder.glob(f'{split}_*.bin')}
     for name in ['val_000000.bin', *(f'train_{i:06d}.bin' for i in range(1, min(shards or most, most) + 1))]:
         if name not in paths:
             paths[name] = downloads / (url + name).rpartition('/')[2]
@@ -662,13 +671,14 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 # The command
 
 def lock(file, shared=False):
-    """Whether a file (its number) could be locked, until it is closed or its process ends. None: there are no locks."""
+    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
     try:
+        import fcntl
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
         return False
-    except (OSError, AttributeError):  # of a disk or a system without them
+    except (OSError, ImportError):  # a disk or a system without locks
         return None
 
 
@@ -680,12 +690,11 @@ def new_folder(folder):
     """
     DATA.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if fcntl:
+        if os.name != 'nt':  # Windows cannot open folders
             file = os.open(DATA, os.O_RDONLY)
             stack.callback(os.close, file)
-            if lock(file):
-                for left in DATA.glob('*.unfinished-*'):
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in DATA.glob('*.unfinished-*') if lock(file) else []:
+                shutil.rmtree(left, ignore_errors=True)
             lock(file, shared=True)
         temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
         new = Path(stack.enter_context(temporary), folder.name)
@@ -748,19 +757,19 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         fail(f'{error.filename or folder}: {error.strerror or error}')
     meta = read_meta(dataset)
     for split in ('train', 'val'):
-        print(f'{folder} {split}:', ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+        show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        print(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
+        show(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
 
 
 if __name__ == '__main__':
     dataset = 'stdlib'  # stdlib, stdlib_bytes, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or a name of yours
     input = ''  # a file, a glob, a folder or a URL of .txt (a document each), .jsonl (one a line), .parquet (one a row)
-    shards_from = ''  # instead of input: a folder with shards of llm.c or modded-nanogpt, val in the names of some
-    tokenizer = ''  # bytes, bpe:N (N tokens, trained on the input), gpt2, another of tiktoken's, hf:NAME, a rank file
-    field = 'text'  # which has the text in a line of .jsonl or a row of .parquet
-    val_fraction = 0.05  # of the bytes: documents drawn for validation, and part of one if that is too long; 1.0: all
-    seed = 1337  # of this draw
+    shards_from = ''  # instead of input, a folder with shards of llm.c or modded-nanogpt, val in the name of some
+    tokenizer = ''  # bytes, bpe:N, gpt2, another that tiktoken knows, a BPE rank file, or hf:NAME; empty: as said above
+    field = 'text'  # the field that has the text, in .jsonl and .parquet
+    val_fraction = 0.05  # the part of the bytes for validation, in whole documents if these are short enough; 1.0: all
+    seed = 1337  # the seed for drawing these documents
     shards = 0  # train shards to download of a ready-made data set; 0: all
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

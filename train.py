@@ -50,7 +50,7 @@ eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: al
 eval_datasets = ''  # data sets to evaluate on besides dataset, separated by commas; prepared with the same tokenizer
 eval_only = False  # evaluate once and leave
 log_interval = 10  # steps between logged training losses
-sample_tokens = 256  # tokens of each sample printed at the end; 0: no samples
+sample_tokens = 100  # tokens of each sample printed at the end; 0: no samples
 wandb_log = False  # send the metrics to Weights & Biases as well
 wandb_project = 'tapered-hourglass'  # project at Weights & Biases
 wandb_run_name = ''  # name of the run at Weights & Biases; empty: one that it makes up
@@ -577,9 +577,10 @@ progress.close()
 if lock:
     lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
-    prompt = torch.tensor([[tokenizer.eot]], device=device)
-    tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50)[0].tolist()
-    say('a sample:\n' + tokenizer.decode(tokens).decode('utf-8', 'replace'))
+    for start in ('def', 'class') if dataset == 'stdlib' else ('',):
+        prompt = torch.tensor([[tokenizer.eot, *tokenizer.encode(start)]], device=device)
+        tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
+        say('--- a sample ---\n' + tokenizer.decode(tokens[0].tolist()).decode('utf-8', 'replace'))
 if wandb_log and master:
     wandb.finish()
 if ddp:

@@ -329,8 +329,8 @@ def overhead():
     row('share of a run outside of its steps', f'{1 - inside / seconds:.1%}', '<= 2%')
 
 
-# What Titans' memory remembers. Models of 2 layers, d_model 64 and 2 heads, trained by AdamW at a learning rate that
-# falls along a cosine to a tenth of itself.
+# What Titans' memory remembers. Models of d_model 64, 2 heads and, where nothing else is said, 2 layers, trained by
+# AdamW at a learning rate that rises for 50 steps and falls over the last fifth of all.
 
 
 class ConvolvedAttention(Titans):
@@ -358,9 +358,8 @@ def fit(model, loss, steps, learning_rate):
     """Train. Returns whether the loss stayed finite."""
     optimizer, finite = model.configure_optimizers(0.1, learning_rate, (0.9, 0.95)), True
     for step in range(steps):
-        cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
         for group in optimizer.param_groups:
-            group['lr'] = learning_rate * min(1, (step + 1) / 50) * cosine
+            group['lr'] = learning_rate * min(1, (step + 1) / 50, 5 * (1 - step / steps))
         value = loss()
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -378,7 +377,7 @@ def stop_learning(model):
 
 def recall():
     """Sequences of 16 keys, each with its value, then filler, then three times all keys in some order, each with its
-    value, which is to be given: of 64 keys, values and fillers. The first of the three is the one that counts."""
+    value, which is to be given: of 64 keys, values and fillers."""
     generator = torch.Generator().manual_seed(0)
 
     def questions(n, filler):
@@ -398,19 +397,18 @@ def recall():
         return F.cross_entropy(answer(model, idx).flatten(0, 1), answers.flatten())
 
     @torch.no_grad()
-    def right(model, filler):
-        counts = [(answer(model, idx).argmax(-1) == answers)[:, :16] for idx, answers
-                  in (questions(16, filler) for _ in range(8))]
-        return f'{torch.cat(counts).float().mean():.1%}'
+    def test(what, model, filler, goal):
+        right = torch.cat([answer(model, idx).argmax(-1) == answers
+                           for idx, answers in (questions(16, filler) for _ in range(8))]).float()
+        row(f'right answers {what}', f'{right.mean():.1%}', goal)
+        row('  to the first question for each key', f'{right[:, :16].mean():.1%}', goal if filler else '')
 
     for mixer in 'titans', 'attention':
         model = small(mixer, 0, vocab_size=192, block_size=1152, ffn_width=256)
         fit(model, lambda: loss(model, 32, 0), 600, 3e-3)
-        row(f'right answers after 600 steps of 32 x 128 tokens: {mixer}', right(model, 0),
-            '>= 95%' if mixer == 'titans' else '')
+        test(f'after 600 steps of 32 x 128 tokens: {mixer}', model, 0, '>= 95%' * (mixer == 'titans'))
         fit(model, lambda: loss(model, 8, 1024), 200, 3e-3)
-        row(f'at a distance of 1024, after 200 more of 8 x 1152: {mixer}', right(model, 1024),
-            '>= 90%' if mixer == 'titans' else '')
+        test(f'at 1024 tokens, after 200 more of 8 x 1152: {mixer}', model, 1024, '>= 90%' * (mixer == 'titans'))
 
 
 @functools.cache
@@ -443,11 +441,11 @@ def tenths(model, tokens):
 
 
 def long():
-    """500 steps of one sequence of 4096 bytes."""
+    """One layer, 500 steps of one sequence of 4096 bytes."""
     for compute_dtype in torch.float32, torch.bfloat16:
         for learning_rate in 3e-3, 4e-4:
             what, outputs = f'{str(compute_dtype)[6:]}, {learning_rate:g}', []
-            model = small('titans', 0, compute_dtype, block_size=4096)
+            model = small('titans', 0, compute_dtype, block_size=4096, n_layer=1)
             row(f'finite for 500 steps of 4096: {what}', str(fit_text(model, 500, 1, learning_rate)), 'True')
             hooks = [block.mixer.register_forward_hook(lambda *args: outputs.append(args[2])) for block in model.blocks]
             losses = tenths(model, 65536)
@@ -463,14 +461,14 @@ def long():
 
 
 def language():
-    """1500 steps of 4 x 1024 bytes."""
+    """1500 steps of 2 x 1024 bytes."""
     for seed in map(int, seeds.split(',')):
         losses = {}
         for arm in 'titans', 'theta = 0', 'convolved':
             model = small('convolved' if arm == 'convolved' else 'titans', seed)
             if arm == 'theta = 0':
                 stop_learning(model)
-            fit_text(model, 1500, 4, 3e-3, seed)
+            fit_text(model, 1500, 2, 3e-3, seed)
             losses[arm] = tenths(model, 262144)
             row(f'nats a byte, seed {seed}: {arm}', f'{losses[arm].mean():.4f}')
             if arm == 'titans':

@@ -1,6 +1,9 @@
 import contextlib
+import functools
+import inspect
 import io
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import runpy
@@ -19,9 +22,8 @@ ROOT = Path(__file__).parent.parent
 # For what is as small as here, one thread is faster than several; also in the processes that tests start.
 torch.set_num_threads(1)
 os.environ['OMP_NUM_THREADS'] = '1'
-# The processes of start_script() are forked off one that has imported already what takes seconds.
-forkserver = multiprocessing.get_context('forkserver')
-forkserver.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
+# Every run of a script reads the source of GPTConfig, which takes longer than a step of a tiny model.
+inspect.getsource = functools.cache(inspect.getsource)
 
 
 def pytest_configure(config):
@@ -51,14 +53,17 @@ def run_and_print_to(path, environment, name, args):
 
 
 def start_script(name, *args, printed='printed', **environment):
-    """Start a script in a process of its own, which prints into a file of this name."""
-    process = forkserver.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
+    """Start a script in a process of its own, as one of multiprocessing, which prints into a file of this name. It is
+    forked off a process that has imported already what takes seconds."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
+    process = context.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
     process.start()
     return process
 
 
 def start_ranks(n, name, *args):
-    """Start a script in n processes as torchrun does, but for its care for those that fail."""
+    """Start a script in n processes as torchrun does."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         shared = dict(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1',
@@ -84,11 +89,15 @@ def run(tmp_path, monkeypatch):
         elif processes:
             monkeypatch.chdir(tmp_path)
             ranks = start_ranks(processes, name, *args)
+            multiprocessing.connection.wait([process.sentinel for process in ranks], timeout)
+            failed = any(process.exitcode for process in ranks)
             for process in ranks:
+                if failed:
+                    process.terminate()  # as torchrun does as soon as one has failed
                 process.join(timeout)
-            code = next((process.exitcode for process in ranks if process.exitcode != 0), 0)
+            code = int(any(process.exitcode != 0 for process in ranks))
             printed = ''.join(Path(f'printed{rank}').read_text() for rank in range(processes))
-            done = subprocess.CompletedProcess(args, code, printed, '')
+            done = subprocess.CompletedProcess(args, code, printed, printed)  # both in one
         else:
             out, err, code = io.StringIO(), io.StringIO(), 0
             monkeypatch.chdir(tmp_path)

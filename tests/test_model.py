@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import platform
@@ -24,6 +25,7 @@ CONFIGS = sorted(Path(__file__).parent.parent.glob('config/*.py'))
 TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_width=96, ffn_multiple=8)
 
 
+@functools.cache
 def read_config(path):
     settings = configure({'__file__': model_file.__file__}, GPTConfig, ('train.py', GPTConfig), [str(path)])
     return shape_of(settings)
@@ -87,6 +89,30 @@ def test_families_match_to_the_parameter(path):
         assert difference == 0
 
 
+@pytest.mark.parametrize('change', [dict(ffn='tapered_hourglass', qk_norm=True, n_kv_head=2), dict(mixer='gated'),
+                                    dict(norm='olmo2', ffn='tapered')])
+def test_activations_are_what_the_compiled_model_keeps(change):
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+    kept = []
+
+    def count(graph, inputs):
+        values = [node.meta['val'] for node in graph.graph.output_node().args[0] if hasattr(node, 'meta')
+                  and node.op != 'placeholder']
+        storages = {v.untyped_storage()._cdata: v.untyped_storage() for v in values if isinstance(v, torch.Tensor)}
+        kept.append(sum(storage.nbytes() for storage in storages.values()))
+        return make_boxed_func(graph.forward)
+
+    config = GPTConfig(**{**TINY, 'block_size': 128, 'n_layer': 2, 'n_embd': 64, 'ffn_width': 160, **change})
+    backend = aot_autograd(fw_compiler=count, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+                           partition_fn=min_cut_rematerialization_partition)
+    torch.compiler.reset()
+    torch.compile(GPT(config, torch.bfloat16), backend=backend, fullgraph=True)(tokens(16, 128), tokens(16, 128))
+    states, activations = model_file.training_memory(config, 16)
+    assert states == 16 * sum(p.numel() for p in GPT(config).parameters())
+    assert activations == pytest.approx(kept[0], rel=0.1)
+
+
 def test_flops_of_titans_are_those_of_its_products(monkeypatch):
     """Against what torch counts, where the products over a chunk are full squares and nothing is computed twice."""
     monkeypatch.setattr(model_file, 'checkpoint', lambda f, *args, **kwargs: f(*args))
@@ -113,13 +139,14 @@ def test_any_shape_keeps_the_total_and_falls():
         total = shape['ffn_width'] * n_layer
         counts = budget(GPTConfig(**shape))
         for ffn in ('hourglass', 'tapered', 'tapered_hourglass'):
-            widths = ffn_widths(GPTConfig(**shape, ffn=ffn))
+            config = GPTConfig(**shape, ffn=ffn)
+            widths = ffn_widths(config)
             layers = [sum(row) for row in widths]
             assert sum(layers) == total
             assert all(width >= multiple and width % multiple == 0 for row in widths for width in row)
             assert all(a >= b for a, b in zip(layers, layers[1:]))
             assert all(max(row) - min(row) <= multiple and row == sorted(row, reverse=True) for row in widths)
-            assert budget(GPTConfig(**shape, ffn=ffn)) == counts
+            assert budget(config) == counts
             if 'tapered' in ffn and start * shape['ffn_width'] % multiple == 0:
                 assert layers[0] == start * shape['ffn_width']
             by_budget = {**shape, 'ffn_width': 0, 'param_budget': counts['non_embedding']}
@@ -215,6 +242,7 @@ def test_command_prints_the_budget_and_the_difference(run):
     assert '528 x 4' in out and '0.457, below 1: an hourglass' in out
     row = next(line for line in out.splitlines() if 'non-embedding' in line)
     assert row.split() == ['non-embedding', '113,246,208', '66.1%', '113,246,208', '+0', '+0.000%']
+    assert '2.55 GiB for weights, gradients and AdamW' in out and 'the activations of 8 x 4096 tokens' in out
     shape = '--vocab_size=257', 'config/study/scale_small.py'
     out = run('model.py', *shape, f'--baseline={",".join(shape)},config/study/moved.py').stdout
     assert [line.split()[3] for line in out.splitlines() if 'embedding' in line] == ['921,600', '40,960']
@@ -409,7 +437,7 @@ def titans(memory_chunk, **changes):
 
 def titans_by_the_token(mixer, x):
     """What Titans' docstring says, token by token, the memory's gradients by autograd."""
-    c, (B, T, _), root = mixer.config, x.shape, math.sqrt(mixer.config.head_dim)
+    c, (B, T, _) = mixer.config, x.shape
     inputs, rates = mixer.qkv_proj(x), mixer.rate_proj(x) + mixer.rate_bias
     W = [w.expand(B, -1, -1, -1) for w in mixer.memory]
     S, y = [torch.zeros_like(w) for w in W], []
@@ -428,10 +456,10 @@ def titans_by_the_token(mixer, x):
         q, k = (x / x.square().sum(-1, keepdim=True).sqrt() for x in (q, k))
         alpha, eta, theta = rates[:, t].sigmoid().view(B, 3, c.n_head, 1, 1).unbind(1)
         theta = 0.1 * (1 - eta) * theta / c.memory_chunk
-        loss = -((normed(v) - root * k) * recalled(start, k)).sum()
+        loss = -(normed(v) * recalled(start, k)).sum()
         S = [eta * s - theta * g for s, g in zip(S, torch.autograd.grad(loss, start, create_graph=True))]
         W = [(1 - alpha) * w + s for w, s in zip(W, S)]
-        y.append((root * q + recalled(W, q)).flatten(1))
+        y.append(recalled(W, q).flatten(1))
     return mixer.o_proj(torch.stack(y, dim=1) * mixer.gate_proj(x).sigmoid())
 
 
@@ -550,7 +578,7 @@ def test_bfloat16_is_close_and_trains_float32_weights():
     ({}, True),  # of any length at once
     (dict(mixer='gated', norm='olmo2'), False), (dict(mixer='titans', memory_chunk=8), False)])
 def test_compiles_and_equals_eager(change, dynamic):
-    model, idx = tiny(ffn='hourglass', **change), tokens(2, 32)
+    model, idx = tiny(ffn='hourglass', n_layer=2, n_mlp=2, **change), tokens(2, 32)
     whole = change.get('mixer') != 'titans'  # its loop over chunks is left out
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=whole, dynamic=dynamic, backend='aot_eager')  # all but generating C++

@@ -1,5 +1,7 @@
 import base64
+import contextlib
 import functools
+import io
 import json
 import shutil
 import statistics
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import ROOT, pretrained_with_data
+from conftest import ROOT, pretrained_with_data, script
 from model import GPT, GPTConfig, ffn_widths
 from prepare import Tokenizer, Tokens, prepare
 
@@ -108,9 +110,13 @@ def test_any_temperature_above_0_is_one(sample):
 
 
 @pytest.mark.parametrize('encoding', ['ascii', 'cp1252'])
-def test_text_that_stdout_cannot_show_is_replaced(sample, encoding):
-    done = sample('--start=\u2248 \u65e5', '--max_new_tokens=2', alone=True, env={'PYTHONIOENCODING': encoding})
-    assert done.stdout.startswith('? ') and done.stderr == ''
+def test_text_that_stdout_cannot_show_is_replaced(train, capsys, encoding):
+    train()
+    capsys.readouterr()
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding)) as out:
+        script('sample.py', '--dtype=float32', '--start=\u2248 \u65e5', '--max_new_tokens=2')
+    out.flush()
+    assert out.buffer.getvalue().startswith(b'? ') and capsys.readouterr().err == ''
 
 
 @pytest.mark.parametrize('kind', ['Llama', 'Olmo2'])

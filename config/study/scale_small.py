@@ -1,6 +1,6 @@
 # A million parameters outside the embeddings, on the bytes of Python's standard library: three million tokens, five to
 # seven minutes of one core. Nine layers, for the steps need thirds.
-dataset = 'stdlib'
+dataset = 'stdlib_bytes'
 block_size = 128
 batch_size = 16
 dtype = 'float32'
