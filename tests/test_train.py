@@ -59,7 +59,7 @@ def test_a_run_learns_and_leaves_checkpoints_and_metrics(train):
 
 
 def test_best_checkpoint_is_that_of_the_lowest_validation_loss(train):
-    train('--learning_rate=0.3', '--min_lr=0.3', '--warmup_iters=0', '--max_iters=16', '--init_std=0.02')
+    train('--learning_rate=0.01', '--min_lr=1', '--lr_decay_iters=16', '--max_iters=16')
     scores = {line['step']: line['val_loss'] for line in metrics() if 'val_loss' in line}
     best = load(name='ckpt_best.pt')
     assert best['iter_num'] == min(scores, key=scores.get) < 16
