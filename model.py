@@ -163,7 +163,7 @@ class Linear(nn.Linear):
         self.to_stream = to_stream
 
     def forward(self, x):
-        return linear(x, self.weight.to(x.dtype))
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 class Norm(nn.Module):
@@ -707,14 +707,6 @@ def read_pretrained(name, changes):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is written out for speed
-
-
-def linear(x, weight):
-    """F.linear(x, weight), without a gradient by way of torch.mv where x is a single token: on a CPU that takes
-    generation in bfloat16 to 1.26 of its speed."""
-    if x.is_cpu and x.numel() == x.size(-1) and not torch.is_grad_enabled():
-        return torch.mv(weight, x.flatten()).view(*x.shape[:-1], -1)
-    return F.linear(x, weight)
 
 
 class RMSNorm(torch.autograd.Function):
