@@ -245,7 +245,7 @@ def test_command_prints_the_budget_and_the_difference(run):
     assert '2.55 GiB for weights, gradients and AdamW' in out and 'the activations of 8 x 4096 tokens' in out
     shape = '--vocab_size=257', 'config/study/scale_small.py'
     out = run('model.py', *shape, f'--baseline={",".join(shape)},config/study/moved.py').stdout
-    assert [line.split()[3] for line in out.splitlines() if 'embedding' in line] == ['921,600', '40,960']
+    assert [line.split()[3] for line in out.splitlines() if 'embedding' in line] == ['921,600', '51,200']
     widths = run('model.py', '--vocab_size=257', '--ffn_width=64').stdout  # outdoes a budget that is only the default
     assert widths.count('################################################  64') == 4
     assert 'n_head=7' in run('model.py', 'config/standard_113m.py', '--n_head=7', status=1).stderr
