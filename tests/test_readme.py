@@ -54,7 +54,8 @@ def test_ffn_of_your_own_works_as_the_readme_says(monkeypatch):
 def test_files_and_settings_that_the_readme_names_exist(capsys):
     for path in re.findall(r'config/\w+\.py', README):
         assert (ROOT / path).exists(), path
-    scripts = 'train.py', 'sample.py', 'prepare.py', 'model.py', 'config/study/run.py', 'config/study/report.py', 'tests/bench.py'
+    scripts = ('train.py', 'sample.py', 'prepare.py', 'model.py', 'config/study/run.py', 'config/study/report.py',
+               'tests/bench.py')
     for name in scripts:
         with pytest.raises(SystemExit):
             script(name, '--help')
