@@ -157,7 +157,7 @@ master = rank == 0  # the process that prints and saves
 is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
 check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
-lock = None  # of out_dir
+lock = None  # an open file in out_dir, which no other process can lock until this one closes it or dies
 if checkpoint:
     config.update(settings_to_resume(config, checkpoint['config']))
 config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
@@ -238,7 +238,6 @@ if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
     fail(f'{checkpoint_path} was trained with another tokenizer than that of data/{dataset}')
 if checkpoint and checkpoint['data_id'] != data_id:
     fail(f'{checkpoint_path} was trained on other data: data/{dataset} was prepared anew since')
-
 
 
 @functools.lru_cache(maxsize=2)
@@ -440,26 +439,15 @@ def log(numbers):
         wandb.log(numbers, step=step)
 
 
-def lock_folder(folder):
-    """An open file in the folder that no other process can lock until this one closes it, or dies."""
-    file = open(Path(folder, 'lock'), 'w')
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(f'{folder} is in use by another run: wait for its end, or choose another --out_dir')
-    except (ImportError, OSError):
-        pass  # Windows and some shared disks have no such locks
-    return file
-
-
 def open_folder():
     """Make out_dir this run's alone, with room for its checkpoints, and drop the metrics of steps that it will make.
     Returns whether the model of this step has been evaluated."""
     global lock
     try:
         os.makedirs(out_dir, exist_ok=True)
-        lock = lock_folder(out_dir)
+        lock = open(Path(out_dir, 'lock'), 'w')
+        if prepare.lock(lock) is False:
+            fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
         check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
         kept = []
         for line in metrics_path.read_text(errors='replace').splitlines() if checkpoint_path else []:
