@@ -74,7 +74,7 @@ def configure(script, dataclass=None, files_of=None, argv=None):
         for name, value in assigned.items():
             if name not in allowed:
                 near = difflib.get_close_matches(name, allowed, n=1)
-                fail(f'{arg}: {name} is a setting of {files_of[0]}, which has no say here' if name in known else
+                fail(f'{arg}: {name} is a setting of {files_of[0]}, which has no effect here' if name in known else
                      f'{arg}: there is no setting {name!r}' + (f'; did you mean {near[0]!r}?' if near else ''))
             config[name] = convert(value, known[name][0], f'{arg}: {name}')
             config.given.add(name)

@@ -11,12 +11,12 @@ all the FFNs of a model is one table of hidden widths, n_layer rows of K, which 
 
 The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, since a gain before a
 linear layer could be folded into its matrix: so K MLPs hold exactly as many parameters as one that is K times as wide,
-and models of one budget match to the last parameter. Two norms have no matrix of their own after them and so do lose
-something: the last one before a tied head, and that of queries and keys (qk_norm), whose scores are bounded by the root
-of head_dim. With norm = 'olmo2' the block is that of OLMo-2, gains included.
+and models of one budget match to the last parameter. Two norms lose something, as no matrix of their own follows: the
+last one before a tied head, and that of queries and keys (qk_norm), which bounds attention scores by sqrt(head_dim).
+With norm = 'olmo2' the block is that of OLMo-2, gains included.
 
-The file goes from the shape through the layers to the whole model, GPT. What comes after that is not needed to
-understand it: other token mixers, what is written out for speed, what a shape costs and what it may be, the machine.
+The file goes from the shape through the layers to the whole model, GPT. After it come other token mixers, pretrained
+models, what is written out for speed, what a shape costs, what it may be, and the machine.
 
 `python model.py config/hourglass_113m.py --baseline=config/standard_113m.py` prints what a shape costs without
 building anything.
@@ -45,7 +45,7 @@ from torch.utils.checkpoint import checkpoint
 class GPTConfig:
     """The shape of a model.
 
-    Raises ValueError if it cannot be had: see check_shape, which also fills in n_kv_head and head_dim.
+    Raises ValueError if no such model can be: see check_shape.
     """
 
     vocab_size: int = 50257  # token ids; the table is padded to a multiple of 64, the logits are not
@@ -56,28 +56,28 @@ class GPTConfig:
     head_dim: int = 0  # width of a head; 0: n_embd // n_head
     n_embd: int = 768  # d_model, the width of the residual stream
     mixer: str = 'attention'  # attention, gated or titans
-    memory_chunk: int = 64  # tokens that Titans' memory reads between two looks at its own weights
+    memory_chunk: int = 64  # tokens for which Titans' memory takes its gradients at one set of weights
     norm: str = 'pre'  # pre: x + f(norm(x)); or olmo2: x + norm(f(x)), and queries and keys are normed, all with gains
     ffn: str = 'standard'  # standard, hourglass, tapered or tapered_hourglass
     ffn_width: int = 0  # hidden units of a layer, the mean over the depth; 0: what meets param_budget
     param_budget: int = 0  # parameters of token mixers and FFNs together, where ffn_width is 0
     ffn_multiple: int = 16  # the width of every MLP is a multiple of this
     n_mlp: int = 4  # K, the number of MLPs in every FFN of an hourglass
-    mlp_periods: str = ''  # Hope: '1,4,16' changes the MLPs of every FFN each 1, 4 and 16 steps; empty: all in each
+    mlp_periods: str = ''  # Hope: '1,4,16' changes the MLPs of an FFN every 1, 4 and 16 steps; empty: every step
     taper: str = 'cosine'  # cosine, linear, sigmoid or step
-    taper_start: float = 1.5  # width of the first layer over the mean
+    taper_start: float = 1.5  # width of the first layer over the mean, if the mean of the taper's curve is 1/2
     taper_end: float = 0.5  # width of the last layer over the mean
     norm_eps: float = 1e-6  # what RMSNorm adds to the mean square
     rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
-    rope_scaling: str = ''  # Llama 3's for longer contexts: '8,1,4,8192', the numbers of rotary_table; empty: none
+    rope_scaling: str = ''  # Llama 3's 'factor,low,high,context' of rotary_table, like '8,1,4,8192'; empty: none
     qk_norm: bool = False  # RMSNorm of queries and keys, per head
     tie_embeddings: bool = True  # the head is the embedding table
-    dropout: float = 0.0  # of attention, and of all that is added to the stream
+    dropout: float = 0.0  # rate for embeddings, attention, and what is added to the stream
     init_std: float = 0.02  # standard deviation of the initial weights
     init_scaled: bool = True  # matrices that write to the stream start smaller, by the root of their number
 
     def __post_init__(self):
-        check_shape(self)
+        check_shape(self)  # and fill in head_dim and n_kv_head
 
     @property
     def is_hourglass(self):
@@ -98,15 +98,16 @@ def ffn_widths(config):
     All hidden units of the model are dealt to the layers in proportion to the taper, then evenly to the K MLPs of each
     layer, in units of ffn_multiple. Nothing is lost in rounding: widths add up to the same total for every kind of FFN.
     """
-    unit, n_mlp = config.ffn_multiple, config.n_mlp if config.is_hourglass else 1
-    layers = deal(hidden_units(config) // unit, layer_weights(config))
+    unit = config.ffn_multiple
+    n_mlp = config.n_mlp if config.is_hourglass else 1
+    layers = deal(hidden_units(config) // unit, relative_widths(config))
     return [[unit * share for share in deal(layer, [1] * n_mlp)] for layer in layers]
 
 
 def deal(total, weights):
     """Split an integer in proportion to the weights, by largest remainder: deal(10, [3, 2, 1]) is [5, 3, 2].
 
-    Every share is rounded down, and what is then left goes one by one to those that lost most, of equals the earlier.
+    Every share is rounded down, and what is then left goes one by one to those that lost most, in a tie to the earlier.
     """
     per_weight = Fraction(total) / sum(weights)
     exact = [weight * per_weight for weight in weights]
@@ -120,16 +121,16 @@ def deal(total, weights):
 TAPERS = {  # the curve of each taper, from 1 at t = 0, the first layer, to 0 at t = 1, the last
     'cosine': lambda t: (1 + math.cos(math.pi * t)) / 2,
     'linear': lambda t: 1 - t,
-    'sigmoid': lambda t: (1 + math.tanh(5 * (0.5 - t)) / math.tanh(2.5)) / 2,  # of 10 (1/2 - t), stretched to both ends
+    'sigmoid': lambda t: (1 + math.tanh(5 * (0.5 - t)) / math.tanh(2.5)) / 2,  # logistic(10 (1/2 - t)), stretched
     'step': None}  # by thirds of the depth
 
 
-def layer_weights(config):
-    """The FFN width of each layer over the mean, as exact fractions: where there is a taper, with t = layer / (L - 1),
+def relative_widths(config):
+    """Each layer's FFN width over the mean, as exact fractions. With t = layer / (L - 1), layers from 0, a taper is
 
-        w(t) = end + (start - end) * curve(t)       for the cosine, curve(t) = (1 + cos(pi t)) / 2 (Bayat et al.)
+        w(t) = end + (start - end) * curve(t)       where the cosine's curve(t) = (1 + cos(pi t)) / 2 (Bayat et al.)
 
-    A step has thirds of the depth at start and at end, and between them what makes the mean 1.
+    A step has thirds of the depth at start and at end; the middle makes the mean 1.
     """
     L, start, end = config.n_layer, Fraction(str(config.taper_start)), Fraction(str(config.taper_end))
     if not config.is_tapered:
@@ -138,8 +139,14 @@ def layer_weights(config):
         third = max(1, L // 3)
         middle = L - 2 * third
         return [start] * third + [(L - third * (start + end)) / (middle or 1)] * middle + [end] * third
-    curve = [Fraction(TAPERS[config.taper](Fraction(layer, L - 1))).limit_denominator(10**6) for layer in range(L)]
-    return [end + (start - end) * c for c in curve]
+    curve = [Fraction(TAPERS[config.taper](Fraction(layer, L - 1))) for layer in range(L)]
+    # Rounded, so that the curve and its mirror image add up to exactly 1.
+    return [end + (start - end) * y.limit_denominator(10**6) for y in curve]
+
+
+def mixer_params(config):
+    """Parameters of all token mixers, without gains."""
+    return config.n_layer * MIXERS[config.mixer].size(config)[0]
 
 
 def hidden_units(config):
@@ -182,8 +189,8 @@ class Norm(nn.Module):
 def rotary_table(config):
     """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2).
 
-    With rope_scaling = 'factor,low,high,context', a wave that goes less than low times into the context of before is
-    stretched by the factor, one that goes more than high times is as it was, and between them it is mixed (Llama 3)."""
+    With rope_scaling, a wave that fits fewer than low times into the old context is stretched by the factor, one that
+    fits more than high times is kept, and those between are mixed (Llama 3)."""
     frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     if config.rope_scaling:
         factor, low, high, context = map(float, config.rope_scaling.split(','))
@@ -203,8 +210,8 @@ class Attention(nn.Module):
     """Causal softmax attention with rotary embeddings and grouped-query heads.
 
     A token mixer offers what this one does: its size and FLOPs by the config alone, and forward(x, rotary, cache). The
-    cache, where there is one, is a dict that is empty before the first token; a mixer keeps in it what it needs of the
-    tokens that it has read, and reads on: T is 1, or the cache is empty.
+    cache, in generation, is a dict that is empty before the prompt; a mixer keeps in it what it needs of the tokens
+    that it has read. After the prompt T is 1. With reads_on = True a mixer goes on past block_size by its cache.
     """
 
     @staticmethod
@@ -245,7 +252,7 @@ class Attention(nn.Module):
             k, v = self.append(cache, k, v)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=cache is None or T > 1, dropout_p=c.dropout if self.training else 0.0,
-            enable_gqa=not c.n_kv_head == c.n_head)  # and not !=, of which torch 2.6 cannot compile the symbolic result
+            enable_gqa=not c.n_kv_head == c.n_head)  # not !=, which torch 2.6 cannot compile
         return y.transpose(1, 2).reshape(B, T, -1)
 
     def append(self, cache, k, v):
@@ -309,6 +316,10 @@ class Block(nn.Module):
 # The language model
 
 
+def padded_vocab(config):
+    return -(-config.vocab_size // 64) * 64
+
+
 class GPT(nn.Module):
     """The language model. compute_dtype is what matrix products and the residual stream are in; weights are float32."""
 
@@ -330,24 +341,23 @@ class GPT(nn.Module):
     def init_weights(self):
         """Normal, with standard deviation init_std; that of matrices that write to the stream is divided by the root of
         their number, with init_scaled. What a mixer has besides matrices starts as its class says."""
-        modules = [self.embedding, *self.blocks.modules(), *([] if self.config.tie_embeddings else [self.head])]
-        writes = [module for module in modules if getattr(module, 'to_stream', False)]
-        for module in modules:
-            if isinstance(module, (nn.Embedding, Linear)):
-                scaled = self.config.init_scaled and module in writes
-                nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(len(writes)) if scaled else 1))
+        writes = sum(getattr(module, 'to_stream', False) for module in self.modules())
+        for module in self.modules():
+            if isinstance(module, (nn.Embedding, Linear)) and not (module is self.head and self.config.tie_embeddings):
+                scaled = self.config.init_scaled and getattr(module, 'to_stream', False)
+                nn.init.normal_(module.weight, std=self.config.init_std / (math.sqrt(writes) if scaled else 1))
 
     @classmethod
     @torch.no_grad()
     def from_pretrained(cls, name, compute_dtype=torch.float32, **changes):
         """A Llama or OLMo-2 in the format of Hugging Face, from a folder or by its name there. changes are other values
         of fields of its GPTConfig: block_size, up to what it was trained with, and dropout. Raises ValueError, with
-        what is wrong, if there is no such model, or memory for it, or if it has what GPT has not."""
+        what is wrong, if there is no such model, or no memory for it, or if GPT cannot express it."""
         config, weights = read_pretrained(name, changes)
         model = cls(config, compute_dtype)
-        for here, weight in model.state_dict().items():
-            there, gain = names_there(here)
-            weight[:len(weights[there])] = weights[there]  # the padding of the vocabulary stays random
+        for name, weight in model.state_dict().items():
+            theirs, gain = hf_names(name)
+            weight[:len(weights[theirs])] = weights[theirs]  # the padding of the vocabulary stays random
             if gain and config.norm == 'pre':
                 weight *= weights[gain].float()
         return model
@@ -386,12 +396,13 @@ class GPT(nn.Module):
         return torch.optim.AdamW([group for group in groups if group['params']], learning_rate, betas, fused=True)
 
     def slow_parameters(self):
-        """(name, parameter, period) of those that mlp_periods has changed less often than in each step."""
+        """(name, parameter, period) of those that mlp_periods changes less often than every step."""
         periods = [int(period) for period in self.config.mlp_periods.split(',') if period]
-        for name, module in self.named_modules():
-            for i, (mlp, period) in enumerate(zip(module.mlps, periods) if isinstance(module, FFN) else []):
-                for parameter_name, parameter in mlp.named_parameters(f'{name}.mlps.{i}') if period > 1 else []:
-                    yield parameter_name, parameter, period
+        for layer, block in enumerate(self.blocks):
+            for i, period in enumerate(periods):
+                for name, parameter in block.ffn.mlps[i].named_parameters(f'blocks.{layer}.ffn.mlps.{i}'):
+                    if period > 1:
+                        yield name, parameter, period
 
     def generate(self, idx, max_new_tokens, **how):
         """Continue the prompts idx (B, T), all of one length: (B, T + n). Arguments as in generate_tokens."""
@@ -415,7 +426,7 @@ class GPT(nn.Module):
             model = copy.deepcopy(self).to(self.compute_dtype)  # cast once, not at every token
         model.eval()
         reads_on = getattr(MIXERS[self.config.mixer], 'reads_on', False)
-        caches, cached = [{} for _ in model.blocks], 0  # and how many tokens of idx are in them
+        caches, cached = [{} for _ in model.blocks], 0  # cached: how many tokens of idx are in them
         ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)
         try:
             for _ in range(max_new_tokens):
@@ -440,7 +451,7 @@ def sample(logits, temperature, top_k, top_p):
     """Draw a token (B, 1) from logits (B, vocab_size)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    temperature = max(temperature, 1e-30)  # of smaller ones float32 would make a division by 0
+    temperature = max(temperature, 1e-30)  # float32 would round a much smaller one to 0
     p = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)
@@ -482,24 +493,25 @@ class Titans(nn.Module):
 
         S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
 
-    The loss is |M(k) - v|^2 / 2 or, since values are normed too and what is normed has one length, -v' M(k). Its
+    The loss is |M(k) - v|^2 / 2 or, since values are normed too and normed vectors have equal lengths, -v' M(k). Its
     gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
-    products, -u k' for W1 and -e a' for W2, so all is exact in matrix products over a chunk: see `read_chunks`.
+    products, -u k' for W1 and -e a' for W2 (see `learn`), so all is exact in matrix products over a chunk: see
+    `read_chunks`.
 
-    The paper's are these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; the norm in M is
-    from its authors' "Miras" (arXiv 2504.13173). Ours: that it is the only norm of y; normed values; heads, where the
+    From the paper: these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; from its authors'
+    "Miras" (arXiv 2504.13173): the norm in M. Ours: that it is the only norm of y; normed values; heads, where the
     paper draws one memory; two layers; depthwise convolutions; no persistent tokens; and the memory alone (LMM), not
     MAC, MAG or MAL.
     """
 
-    SEGMENT = 8  # chunks between the weights that are kept for the backward pass, which computes the rest anew
+    SEGMENT = 8  # chunks between two sets of weights kept for the backward pass, which computes the others anew
     reads_on = True  # beyond block_size: it has no positions
 
     @staticmethod
     def size(config):
         """Five projections; three convolutions; alpha, eta and theta; the initial memories. There are no gains."""
         c, width = config, config.n_head * config.head_dim
-        if c.n_kv_head not in (0, c.n_head):
+        if c.n_kv_head != c.n_head:
             raise ValueError(f'n_kv_head={c.n_kv_head}: must be 0 with mixer=titans: every head has its own memory')
         if c.qk_norm:
             raise ValueError('qk_norm=True: must be off with mixer=titans: its queries and keys have norm 1')
@@ -524,8 +536,8 @@ class Titans(nn.Module):
         self.gate_proj = Linear(c.n_embd, width)
         self.o_proj = Linear(width, c.n_embd, to_stream=True)
         self.taps = nn.Parameter(torch.randn(4, 3 * width) / 2)  # four taps of 1/2 keep their input's scale
-        # Keys of norm 1 reach silu with a standard deviation of 1. To the norm the scale of W2 is nothing, but a small
-        # W2 learns faster than W1: where both are fast, the weights are chaotic and their gradients explode.
+        # Keys of norm 1 reach silu with a standard deviation of 1. The norm undoes the scale of W2, but a small W2
+        # learns faster than W1: where both are fast, the weights are chaotic and their gradients explode.
         self.memory = nn.Parameter(torch.randn(2, c.n_head, c.head_dim, c.head_dim))
         self.memory.data[1] *= 0.02
         rates = torch.tensor([[0.1 / c.block_size], [0.5], [0.5]])  # alpha, eta and theta over its largest, at first
@@ -638,47 +650,47 @@ MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
 # Pretrained models: Llama and OLMo-2, as transformers reads them. Llama's norms have gains: they go into the columns of
 # the matrices after them, those of the last norm into the head, which so becomes a matrix of its own.
 
-NAMES_THERE = {  # of weights, as regular expressions that are applied one after the other
+HF_NAMES = {  # our names of weights and theirs, as regular expressions that are applied one after the other
     r'\.norm\.': '.post_attention_layernorm.', 'ffn.norms.0': 'post_feedforward_layernorm', 'ffn.mlps.0': 'mlp',
     'mixer': 'self_attn', '^blocks': 'model.layers', '^norm': 'model.norm', '^embedding': 'model.embed_tokens',
     '^head': 'lm_head', 'gain$': 'weight'}
 LLAMA_NORMS = {'self_attn.[qkv]_proj': 'input_layernorm', 'mlp.(gate|up)_proj': 'post_attention_layernorm',
-               'lm_head': 'model.norm'}  # by the matrices after them
-ALL_THERE_IS = {  # settings of a model there and the values, the default first, that GPT has an equal of
+               'lm_head': 'model.norm'}  # the norm before each of their matrices
+SUPPORTED = {  # settings in transformers that must have one of these values, the default first
     'sliding_window': [None], 'num_local_experts': [None], 'num_experts': [None], 'quantization_config': [None],
     'attention_bias': [False], 'mlp_bias': [False], 'hidden_act': ['silu'], 'partial_rotary_factor': [1.0],
     'rope_type': ['default', 'llama3'], 'architectures': [['LlamaForCausalLM'], ['Olmo2ForCausalLM']]}
 
 
-def names_there(name):
-    """The names there of a weight and, where there is one, of the gain that goes into it in Llama, or else None."""
-    for here, there in NAMES_THERE.items():
-        name = re.sub(here, there, name)
+def hf_names(name):
+    """Their names of a weight and of the gain that goes into it in Llama, or None where there is none."""
+    for ours, theirs in HF_NAMES.items():
+        name = re.sub(ours, theirs, name)
     norms = [re.sub(matrix, norm, name) for matrix, norm in LLAMA_NORMS.items() if re.search(matrix, name)]
     return name, norms[0] if norms else None
 
 
 def pretrained_shape(c):
-    """The GPTConfig of a config of transformers. Raises ValueError, with the setting, if it has what GPT has not."""
+    """The GPTConfig of a config of transformers. Raises ValueError, with the setting, if GPT cannot express it."""
     rope = getattr(c, 'rope_parameters', None) or getattr(c, 'rope_scaling', None) or {}  # in transformers 5, and 4
-    there = {**c.to_dict(), **rope}
-    for name, values in ALL_THERE_IS.items():
-        if there.get(name, values[0]) not in values:
-            raise ValueError(f'{name}={there[name]!r}: must be {" or ".join(map(repr, values))}')
+    theirs = {**c.to_dict(), **rope}
+    for name, values in SUPPORTED.items():
+        if theirs.get(name, values[0]) not in values:
+            raise ValueError(f'{name}={theirs[name]!r}: must be {" or ".join(map(repr, values))}')
     olmo2, scaling = c.architectures == ['Olmo2ForCausalLM'], ''
-    if there.get('rope_type') == 'llama3':
+    if theirs.get('rope_type') == 'llama3':
         names = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings'
-        scaling = ','.join(str(there[name]) for name in names)
+        scaling = ','.join(str(theirs[name]) for name in names)
     return GPTConfig(
         vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
-        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, head_dim=there.get('head_dim') or 0,
+        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, head_dim=theirs.get('head_dim') or 0,
         n_embd=c.hidden_size, norm='olmo2' if olmo2 else 'pre', norm_eps=c.rms_norm_eps,
-        rope_theta=float(there['rope_theta']), rope_scaling=scaling, ffn_width=c.intermediate_size, ffn_multiple=1,
+        rope_theta=float(theirs['rope_theta']), rope_scaling=scaling, ffn_width=c.intermediate_size, ffn_multiple=1,
         tie_embeddings=olmo2 and c.tie_word_embeddings)
 
 
 def read_pretrained(name, changes):
-    """The GPTConfig of a pretrained model, with changes, and its weights by their names there."""
+    """The GPTConfig of a pretrained model, with changes, and its weights by their names in transformers."""
     try:
         import transformers
     except ImportError as error:
@@ -687,15 +699,15 @@ def read_pretrained(name, changes):
     for library in ('transformers', 'huggingface_hub'):  # what matters of their warnings is among the errors here
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
-        there = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        config = pretrained_shape(there)
+        theirs = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = pretrained_shape(theirs)
         if changes.get('block_size', 0) > config.block_size:
             raise ValueError(f'block_size={changes["block_size"]}: it was trained with at most {config.block_size}')
-        need, free = budget(config)['total'] * (4 + (there.dtype or torch.float32).itemsize), free_memory()
+        need, free = budget(config)['total'] * (4 + (theirs.dtype or torch.float32).itemsize), free_memory()
         if need > free:
             raise ValueError(f'reading it takes {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free')
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            name, config=there, dtype='auto', output_loading_info=True, trust_remote_code=False)
+            name, config=theirs, dtype='auto', output_loading_info=True, trust_remote_code=False)
         for what in ('missing_keys', 'unexpected_keys'):
             if found[what]:
                 raise ValueError(f'its file of weights has {what.replace("_", " ")}: {", ".join(sorted(found[what]))}')
@@ -719,7 +731,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, eps):
-        square = x.float().square() if x.dtype == torch.float16 else x.square()  # there that of 256 is infinite
+        square = x.float().square() if x.dtype == torch.float16 else x.square()  # in float16 256^2 is infinite
         mean = square.mean(-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
         r = torch.rsqrt(mean + eps).to(x.dtype)
         y = x * r
@@ -754,7 +766,7 @@ class CrossEntropy(torch.autograd.Function):
             log_p = logits.log_softmax(-1, dtype=torch.float32)
             log_p_targets = log_p.gather(1, targets_[:, None])
             loss = loss - log_p_targets.sum()
-            # softmax(logits) - onehot(targets), rounded first: so it is one pass compiled, and the targets' entries.
+            # softmax(logits) - onehot(targets): rounded in one compiled pass, then the targets' entries are set.
             dlogits = log_p.exp_().to(x.dtype)
             dlogits.scatter_(1, targets_[:, None], (log_p_targets.exp() - 1).to(x.dtype))
             dx.append(dlogits @ w)
@@ -775,15 +787,6 @@ cross_entropy = CrossEntropy.apply
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a shape costs
-
-
-def mixer_params(config):
-    """Parameters of all token mixers, without gains."""
-    return config.n_layer * MIXERS[config.mixer].size(config)[0]
-
-
-def padded_vocab(config):
-    return -(-config.vocab_size // 64) * 64
 
 
 def budget(config):
@@ -808,11 +811,10 @@ def training_memory(config, batch_size):
     """Bytes of weights, gradients and AdamW's moments, 16 for each parameter, and an estimate of those of activations:
     what a compiled micro-step of batch_size sequences in bfloat16 or float16 keeps for its backward pass.
 
-    Of every token that is, 2 bytes each: on the far side of each matrix its width, parameters / n_embd; what the mixers
-    and MLPs read, n_embd each, and with olmo2 what they put out as well; what attention puts out, and where queries and
-    keys are normed, these; and twice n_embd at the end. Besides, the layers' matrices in 2 bytes, and the gradient of
-    the head. The loss takes 1 GiB more at its peak. Not counted are the copies of Hope's slow MLPs and what Titans keep
-    of their memories' weights.
+    Kept of every token, in 2 bytes each: what every matrix has on its other side than the stream (parameters / n_embd
+    channels in all), the inputs of mixers and MLPs (n_embd each, with olmo2 their outputs too), attention's output,
+    normed queries and keys, and 2 n_embd at the end. Then the layers' matrices in 2 bytes, and the head's gradient. The
+    loss takes 1 GiB more at its peak. Not counted: copies of Hope's slow MLPs, and what Titans keep of their memories.
     """
     c, counts, head = config, budget(config), padded_vocab(config) * config.n_embd
     matrices, width = counts['mixer'] + counts['ffn'], c.n_head * c.head_dim
@@ -831,8 +833,8 @@ FFNS = 'standard', 'hourglass', 'tapered', 'tapered_hourglass'
 
 
 def check_shape(config):
-    """Fill in n_kv_head and head_dim. Raise ValueError, with the field, its value and what would be right, if the shape
-    cannot be had."""
+    """Raise ValueError, with the field, its value and what would be right, if no such model can be. Also fills in
+    head_dim and n_kv_head."""
     c = config
 
     def require(ok, name, why):
@@ -869,9 +871,9 @@ def check_shape(config):
         require(c.n_layer > 1, 'n_layer', 'a taper needs at least 2 layers')
         for name in ('taper_start', 'taper_end'):
             require(0 < getattr(c, name) < math.inf, name, 'must be positive: no layer is left without FFN')
-        require(sum(layer_weights(c)) == c.n_layer or abs(c.taper_start + c.taper_end - 2) < 1e-6, 'taper_start',
+        require(sum(relative_widths(c)) == c.n_layer or abs(c.taper_start + c.taper_end - 2) < 1e-6, 'taper_start',
                 f'must be 2 - taper_end = {2 - c.taper_end:g}, so that the mean width is what the budget gives')
-        require(min(layer_weights(c)) > 0, 'taper_start', 'leaves the middle layers of the step nothing, with '
+        require(min(relative_widths(c)) > 0, 'taper_start', 'leaves the middle layers of the step nothing, with '
                 f'taper_end={c.taper_end}')
 
     if c.ffn_width:
@@ -880,7 +882,7 @@ def check_shape(config):
         require(c.param_budget, 'ffn_width', 'state the size: ffn_width or param_budget must be given')
         require(c.param_budget > mixer_params(c), 'param_budget',
                 f'the token mixers alone take {mixer_params(c):,} parameters')
-    MIXERS[c.mixer].size(c)
+    MIXERS[c.mixer].size(c)  # raises what the mixer itself refuses
     require(min(map(min, ffn_widths(c))) > 0, 'ffn_width' if c.ffn_width else 'param_budget',
             f'leaves some MLP less than one unit of ffn_multiple={c.ffn_multiple}')
 
@@ -995,7 +997,7 @@ def memory_line(config, batch_size):
 if __name__ == '__main__':
     from configurator import configure, fail, show
 
-    baseline = ''  # config files to compare with, separated by commas
+    baseline = ''  # config files of a baseline to compare with, applied in order, separated by commas
     batch_size = 16  # sequences per micro-step, for the memory that training takes
     dataset = 'stdlib'  # data set whose vocabulary counts where vocab_size is 0
 

@@ -104,6 +104,9 @@ class Tokenizer:
             if name.startswith('hf:'):
                 wrong = 'is no tokenizer that can be had here'
                 return cls(read_hf(name[3:]))
+            if name.endswith('tokenizer.json'):
+                wrong = 'is not the tokenizer.json of a data set'
+                return cls(json.loads(Path(name).read_text(encoding='utf-8')))
             if name in tiktoken.list_encoding_names():
                 wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
                          'bytes, which need no network')

@@ -6,13 +6,12 @@ Train a model, on a CPU, on a GPU, or on several under torchrun:
     torchrun --nproc_per_node=8 train.py config/hourglass_113m.py        # 8 GPUs of one machine
 
 A step's batch depends on the seed and the step alone, neither on the model nor on the number of processes: two runs
-that differ in one setting differ in that alone.
+that differ in the model see the same tokens in the same order.
 
 With mlp_periods = '1,4,16' the stack of MLPs learns at several rates, as in Hope's Continuum Memory System (Behrouz et
-al. 2025, "Nested Learning"): the l-th MLP of every layer changes only every C_l steps, by the sum of the C_l updates
-that the optimizer has made meanwhile, each from the gradient at the weights that the model still had. That is the
-update frequencies in training. It is not Hope's learning while reading: no weight changes within a sequence, nor after
-training.
+al. 2025, "Nested Learning"): the i-th MLP of every layer changes only every C_i steps, by the sum of the updates that
+the optimizer has made since, each from the gradient at the weights that the model still had. These are Hope's update
+frequencies in training, not its learning while reading: no weight changes within a sequence, nor after training.
 """
 
 import functools
@@ -44,7 +43,7 @@ from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_
 # the run
 out_dir = 'out'  # folder of checkpoints and metrics.jsonl
 init_from = 'scratch'  # or resume (ckpt.pt), auto (resume if it is there), best (to evaluate), hf:FOLDER_OR_NAME
-seed = 1337  # of the initial weights, the order of the data, and dropout
+seed = 1337  # seed of the initial weights, the order of the data, and dropout
 eval_interval = 200  # steps between evaluations, each of which saves a checkpoint
 eval_tokens = 65536  # validation tokens of an evaluation, the first ones; 0: all
 eval_datasets = ''  # data sets to evaluate on besides dataset, separated by commas; prepared with the same tokenizer
@@ -69,7 +68,7 @@ init_std = 0.05  # standard deviation of the initial weights; the papers have 0.
 # the optimizer, AdamW
 learning_rate = 3e-3  # peak, after the warm-up
 max_iters = 800  # steps in all
-weight_decay = 0.1  # of matrices
+weight_decay = 0.1  # weight decay of matrices
 beta1 = 0.9  # decay of the mean gradient
 beta2 = 0.95  # decay of the mean squared gradient
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
@@ -87,6 +86,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save
 # ----------------------------------------------------------------------------------------------------------------------
 # Where it starts: from nothing, or from a checkpoint with the settings that it was trained with
 
+# What a resumed run may set anew.
 FREE_TO_CHANGE = {'out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
                   'log_interval', 'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype',
                   'compile'}
@@ -110,7 +110,7 @@ def check_settings(config):
 
 
 def find_checkpoint():
-    """(its path, the checkpoint) in out_dir, or (None, None)."""
+    """(path, checkpoint) of what out_dir has, or (None, None)."""
     names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
     found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
     if found and (init_from == 'scratch' or is_pretrained):
@@ -121,7 +121,7 @@ def find_checkpoint():
         return None, None
     try:
         checkpoint = torch.load(found[0], map_location='cpu', weights_only=True, mmap=True)
-        checkpoint['config'], checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['optimizer']
+        checkpoint['config'], checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['optimizer']  # or KeyError
         return found[0], checkpoint
     except Exception as error:
         other = f'; {found[1]} may be whole: put it in its place' if found[1:] else ''
@@ -129,7 +129,7 @@ def find_checkpoint():
 
 
 def settings_to_resume(config, trained):
-    """Those of the checkpoint, but for what may change and was set now. Ends the run if something else was set."""
+    """The checkpoint's settings, but for what may change and was set now. Ends the run if something else was set."""
     unknown = sorted(config.keys() - trained.keys())  # what the checkpoint is too old to know had no effect on it
     if unknown:
         say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
@@ -187,7 +187,7 @@ def request_stop(*_):
 
 
 def wait_for_torchrun(*error):
-    """Where another process has failed, what waits for it fails as well: leave it to torchrun to end this one."""
+    """When one process fails, those that wait for it fail too: leave it to torchrun to end them."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(0 if stop_requested else 10)
     sys.__excepthook__(*error)
@@ -222,9 +222,9 @@ meta = prepare.read_meta(dataset)
 tokenizer = prepare.read_tokenizer(dataset)
 token_bytes = prepare.read_token_bytes(dataset)
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
-eval_data = {'': val_data}  # by what the names of their scores end in: val_loss, val_loss/NAME
+eval_data = {'': val_data}  # by the suffix of their scores: val_loss, val_loss/NAME
 for name in eval_datasets.replace(',', ' ').split():
-    if prepare.read_tokenizer(name).state() != tokenizer.state():
+    if prepare.read_tokenizer(name).table != tokenizer.table:
         fail(f'data/{name} was prepared with another tokenizer than data/{dataset}: losses per token are no match')
     eval_data[f'/{name}'] = prepare.Tokens(name, 'val')
 for data in (train_data, *eval_data.values()):
@@ -265,7 +265,7 @@ def get_batch(micro_step):
 
 
 def get_batches(step):
-    """Those of the micro-steps of this process in a step."""
+    """The batches of all micro-steps of this process in a step."""
     first = (step * world_size + rank) * micro_steps
     return [get_batch(i) for i in range(first, first + micro_steps)]
 
@@ -300,7 +300,7 @@ raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
 slow_parameters = list(raw_model.slow_parameters())
-ahead = {}  # by name, what the optimizer has made of those that the model has yet to see
+ahead = {}  # slow parameters by name, as the optimizer has them and the model does not yet
 step, best_val_loss = 0, math.inf
 if checkpoint:
     try:
@@ -318,15 +318,15 @@ if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_
 compiled = device_type == 'cuda' if compile == 'auto' else compile
 if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.get('CXX', 'g++'), 'clang++', 'cl'))):
     fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
-if compiled:  # with Titans block by block, each shape to train and to evaluate: allow for so many
+if compiled:  # Titans compiles each shape of block twice, to train and to evaluate: allow for so many
     torch._dynamo.config.cache_size_limit += 2 * len(set(map(tuple, ffn_widths(model_config))))
 single_model = torch.compile(raw_model) if compiled else raw_model
 model = single_model
 if ddp:
-    parameters = inspect.signature(DistributedDataParallel).parameters
-    sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in parameters else 'broadcast_buffers'  # of old
+    signature = inspect.signature(DistributedDataParallel).parameters
+    sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in signature else 'broadcast_buffers'  # older torch
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
-                                    bucket_cap_mb=100,  # compiled, a bucket is a graph: with 25, 1.3B are 120 of them
+                                    bucket_cap_mb=100,  # each bucket is a compiled graph: 25 MB make 120 of 1.3B
                                     gradient_as_bucket_view=True, **{sync_buffers: False})
 
 
@@ -367,8 +367,8 @@ def evaluate(data):
     nats = nats_of_bytes = n_bytes = 0.0
     raw_model.eval()
     for round_ in range(0, len(batches), world_size):
-        for batch in batches[round_:][rank:rank + 1]:
-            idx, targets = read_windows(data, *batch)
+        if round_ + rank < len(batches):
+            idx, targets = read_windows(data, *batches[round_ + rank])
             whole = idx.shape == (batch_size, block_size)  # for any other shape the model would be compiled anew
             with prefer_cudnn(device):
                 losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
@@ -398,7 +398,7 @@ def evaluate_all():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the master keeps: checkpoints and metrics. If it cannot, the run ends, and what was there is whole.
+# Checkpoints and metrics, kept by the master. If it cannot write them, the run ends, and old files stay whole.
 
 metrics_path = Path(out_dir, 'metrics.jsonl')
 
@@ -417,16 +417,17 @@ def save(name):
         os.replace(temporary, Path(out_dir, name))
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
         temporary.unlink(missing_ok=True)
-        check_room(1, error.__context__ or error)
+        check_room(1)
+        fail(f'{out_dir} cannot be written: {error.__context__ or error}')
 
 
-def check_room(copies, error=None):
-    """End the run if so many more checkpoints do not fit on the disk, or after an error in writing one."""
+def check_room(copies):
+    """End the run if so many more checkpoints do not fit on the disk."""
     need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
     free = shutil.disk_usage(out_dir).free
-    if error or free < need:
-        fail(f'{out_dir} cannot be written: {error or "its disk is too full"}; {copies} checkpoints take '
-             f'{need / 1e9:,.3f} GB, and {free / 1e9:,.3f} GB are left: make room, or choose another --out_dir')
+    if free < need:
+        fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has {free / 1e9:,.3f} '
+             'GB left: make room, or choose another --out_dir')
 
 
 def log(numbers):
@@ -496,7 +497,7 @@ else:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request_stop)
     evaluated = any(sum_over_processes(master and open_folder()))
-progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
+bar = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
 clock, clock_step, stopping = time.perf_counter(), step, False
 batches = get_batches(step)
 
@@ -510,8 +511,10 @@ while not eval_only:
             best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
             if master:
                 log(scores)
-                for name in ['ckpt_best.pt'] * best + ['ckpt.pt'] if step > 0 else []:
-                    save(name)
+            if master and step > 0:
+                if best:
+                    save('ckpt_best.pt')
+                save('ckpt.pt')
         clock, clock_step = time.perf_counter(), step
     evaluated = False
     if stopping:
@@ -538,7 +541,7 @@ while not eval_only:
     batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
     loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
     loss, stopping = sum_over_processes(loss / world_size, stop_requested)
-    if not math.isfinite(loss) or not math.isfinite(grad_norm) and scaler.get_scale() <= 1:  # as it is without one
+    if not math.isfinite(loss) or (not math.isfinite(grad_norm) and scaler.get_scale() <= 1):  # 1 without a scaler
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
              f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
     update_weights()
@@ -554,14 +557,14 @@ while not eval_only:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
         if master:
             log(numbers)
-        progress.set_postfix(loss=f'{loss:.4f}')
-        if progress.disable:
+        bar.set_postfix(loss=f'{loss:.4f}')
+        if bar.disable:
             mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
             say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
     step += 1
-    progress.update()
+    bar.update()
 
-progress.close()
+bar.close()
 if lock:
     lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:

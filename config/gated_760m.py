@@ -1,4 +1,4 @@
-# standard_760m with gated attention (Qiu et al., arXiv 2505.06708), the uniform one of Bayat, Behrouz and Courville,
+# standard_760m with gated attention (Qiu et al., arXiv 2505.06708), uniform in Bayat, Behrouz and Courville,
 # arXiv 2606.23670: average accuracy on eight tasks 52.61, as reported, against 52.88 when tapered. The shape is ours:
 # the gates' parameters are taken from the FFNs.
 # 50B tokens (as in the paper), 2.7e20 FLOPs.

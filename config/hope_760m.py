@@ -1,4 +1,4 @@
-# Hope-attention (Behrouz et al. 2025, "Nested Learning") at the budget of standard_760m: the uniform one of Bayat,
+# Hope-attention (Behrouz et al. 2025, "Nested Learning") at the budget of standard_760m: uniform in Bayat,
 # Behrouz and Courville, arXiv 2606.23670: average accuracy on eight tasks 53.69, as reported, against 54.05 when
 # tapered. The shape and the periods are ours. Of Hope's memory this has the update frequencies in training (train.py).
 # 50B tokens (as in the paper), 2.7e20 FLOPs.

@@ -1,6 +1,6 @@
-# The best 113M model of Liao et al., arXiv 2602.06471: parameters moved from the FFNs to attention, 66M to 47M,
-# validation perplexity 35.101 against 36.441 for standard_113m. The shape is inferred: the paper gives the two sums,
-# and d_model 1536 with 7 layers meets them exactly; K is ours.
+# The best 113M model of Liao et al., arXiv 2602.06471: parameters moved from the FFNs to attention, 66M there and 47M
+# left, validation perplexity 35.101 against 36.441 for standard_113m. The shape is inferred: the paper gives the two
+# sums, and d_model 1536 with 7 layers meets them exactly; K is ours.
 # 2.26B tokens (20 a parameter), 3.2e18 FLOPs. The recipe is ours, and so is what scales the initial weights down with
 # depth: the authors have init_scaled = False.
 out_dir = 'out-hourglass_113m'

@@ -3,8 +3,8 @@
 # found at 113M: d_h / d_model 0.42, d_model / L 121. (The paper's own, in a later version: d_model 2496, 12 layers, 16
 # heads of 96, K 4, d_h 2016.)
 # 18.0B tokens (20 a parameter), 1.3e20 FLOPs. The recipe is the authors': 4.2M tokens a step, the warm-up, learning
-# rates, weights of 0.02 at every depth and the base of the rotary embeddings, which they also rescale. Their norms have
-# gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
+# rates, initial weights of 0.02 at every depth, and the base of the rotary embeddings, which they also rescale. Their
+# norms have gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
 out_dir = 'out-hourglass_906m'
 dataset = 'fineweb100B'
 vocab_size = 50257

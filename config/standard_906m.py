@@ -1,8 +1,8 @@
 # The 906M baseline of Liao et al., arXiv 2602.06471. A summary of the paper has hourglass models ahead of it in loss
 # and on tasks; the abstract says better up to 400M and comparable above.
 # 18.0B tokens (20 a parameter), 1.2e20 FLOPs. The recipe is the authors': 4.2M tokens a step, the warm-up, learning
-# rates, weights of 0.02 at every depth and the base of the rotary embeddings, which they also rescale. Their norms have
-# gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
+# rates, initial weights of 0.02 at every depth, and the base of the rotary embeddings, which they also rescale. Their
+# norms have gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
 out_dir = 'out-standard_906m'
 dataset = 'fineweb100B'
 vocab_size = 50257

@@ -1,4 +1,4 @@
-# Titans, the memory alone (Behrouz et al., arXiv 2501.00663), at the budget of standard_760m: the uniform one of Bayat,
+# Titans, the memory alone (Behrouz et al., arXiv 2501.00663), at the budget of standard_760m: uniform in Bayat,
 # Behrouz and Courville, arXiv 2606.23670: average accuracy on eight tasks 52.30, as reported, against 53.29 when
 # tapered. The shape is ours; its small parameters leave it 1,152 parameters above the budget.
 # 50B tokens (as in the paper), 2.4e20 FLOPs.

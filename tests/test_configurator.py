@@ -88,8 +88,8 @@ def test_files_of_another_script_are_read_whose_flags_have_no_say(call, tmp_path
     assert config['steps'] == 7 and script['out_dir'] == 'mine' and config['kind'] == '16'
     assert not {'steps', 'width', 'kind'} & set(script)
     assert call(**other)[1]['out_dir'] == 'out' and call(**other)[1]['n_layer'] == 3  # the script's own defaults
-    for flag, problem in (('--steps=1', 'steps is a setting of other.py, which has no say here'),
-                          ('--width=1', 'width is a setting of other.py, which has no say here'),
+    for flag, problem in (('--steps=1', 'steps is a setting of other.py, which has no effect here'),
+                          ('--width=1', 'width is a setting of other.py, which has no effect here'),
                           ('--step=1', "there is no setting 'step'")):
         with pytest.raises(SystemExit) as error:
             call(flag, **other)

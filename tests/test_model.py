@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import model as model_file
 from configurator import configure
 from conftest import pretrained
-from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, shape_of, layer_weights
+from model import GPT, GPTConfig, Titans, budget, deal, ffn_widths, shape_of, relative_widths
 
 CONFIGS = sorted(Path(__file__).parent.parent.glob('config/*.py'))
 TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_width=96, ffn_multiple=8)
@@ -171,10 +171,10 @@ def test_tapers_are_those_of_the_paper():
 
     for taper, weight in formula.items():
         config = GPTConfig(**shape, taper=taper)
-        for layer, (exact, width) in enumerate(zip(layer_weights(config), ffn_widths(config), strict=True)):
+        for layer, (exact, width) in enumerate(zip(relative_widths(config), ffn_widths(config), strict=True)):
             assert float(exact) == pytest.approx(weight(layer / 23), abs=1e-9)
             assert abs(sum(width) - 1600 * weight(layer / 23)) <= 16
-    assert sum(layer_weights(config)) == 24
+    assert sum(relative_widths(config)) == 24
 
 
 def test_rising_and_middle_heavy_tapers():

@@ -164,7 +164,7 @@ def test_errors_are_one_line(sample):
                           (['--probe', '--probe_tokens=0'], 'probe_tokens=0'),
                           (['--probe', '--tasks=x'], 'one at a time'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
-                          (['--n_layer=8'], 'n_layer is a setting of train.py, which has no say here'),
+                          (['--n_layer=8'], 'n_layer is a setting of train.py, which has no effect here'),
                           (['--seed=12345678901234567890123'], 'seed=12345678901234567890123: must be'),
                           (['--top_q=0'], "did you mean 'top_p'")):
         done = sample(*args, status=1)

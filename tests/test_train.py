@@ -559,7 +559,7 @@ def test_a_wrong_setting_is_one_line(train, args, message):
 
 def test_a_disk_without_room_is_named_before_the_first_step(train, monkeypatch):
     monkeypatch.setattr('shutil.disk_usage', lambda path: type('usage', (), {'free': 1000}))
-    with pytest.raises(SystemExit, match='out cannot be written: its disk is too full; 3 checkpoints take 0.001 GB'):
+    with pytest.raises(SystemExit, match='out cannot be written: checkpoints need 0.001 GB, and its disk has 0.000 GB'):
         train()
 
 
