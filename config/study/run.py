@@ -1,7 +1,7 @@
 """
 The study: how do other shapes of the FFN compare with the uniform one, at one budget, on the same data?
 
-    python config/study/run.py                         # 20 tokens a parameter: hours on two cores
+    python config/study/run.py                         # 20 tokens a parameter: 2 to 4 hours on two cores
     python config/study/run.py --scale=113m            # or 440m: on GPUs, with what the papers searched
 
 An arm is a file beside this one, applied on top of that of the scale. Trials of a quarter of the steps choose what the
