@@ -381,6 +381,8 @@ def evaluate(data):
     raw_model.train()
     nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
+    if not math.isfinite(loss):
+        fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; the checkpoint is as it was')
     return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
 
 
@@ -505,8 +507,6 @@ while not eval_only:
         scores = evaluate_all()
         stopping = scores is None
         if scores:
-            if not math.isfinite(scores['val_loss']):
-                fail(f'step {step}: the validation loss is {scores["val_loss"]}; the checkpoint is as it was')
             best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
             if master:
                 log(scores)

@@ -575,7 +575,7 @@ def test_an_odd_environment_is_one_line(train, monkeypatch):
         train('--compile=true')
 
 
-def test_loss_that_is_not_finite(train):
+def test_loss_that_is_not_finite(train, capsys):
     train('--max_iters=4')
     before = {path.name: path.read_bytes() for path in Path('out').glob('*.pt')}
     broken = load()
@@ -584,6 +584,10 @@ def test_loss_that_is_not_finite(train):
     with pytest.raises(SystemExit, match='step 4: the loss is (nan|inf).*try a lower --learning_rate'):
         train('--init_from=resume', '--max_iters=9')
     assert load()['iter_num'] == 4 and Path('out/ckpt_best.pt').read_bytes() == before['ckpt_best.pt']
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match='step 4: the loss on data/tiny val is nan: try a lower --learning_rate'):
+        train('--init_from=resume', '--eval_only=true')
+    assert 'nan' not in capsys.readouterr().out
 
 
 def corrupt(position):
