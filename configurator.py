@@ -58,7 +58,7 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     flags = {**own, **fields}
     known = {**others, **flags}
     if '--help' in argv or '-h' in argv:
-        show(script['__doc__'].strip() + describe(own))
+        show((script['__doc__'] or '').strip() + describe(own))
         if fields:
             show('\n' + dataclass.__doc__.strip().splitlines()[0] + describe(fields))
         sys.exit()

@@ -15,6 +15,7 @@ update frequencies in training. It is not Hope's learning while reading: no weig
 training.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -116,12 +117,13 @@ def find_checkpoint():
     if found and (init_from == 'scratch' or is_pretrained):
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
     if not found and init_from in ('resume', 'best'):
-        fail(f'{out_dir}/{names[0]}: no such checkpoint')
+        fail(f'{Path(out_dir, names[0])}: no such checkpoint')
     if not found:
         return None, None
     try:
         checkpoint = torch.load(found[0], map_location='cpu', weights_only=True, mmap=True)
-        checkpoint['config'], checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['optimizer']
+        for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
+            checkpoint[name]
         return found[0], checkpoint
     except Exception as error:
         other = f'; {found[1]} may be whole: put it in its place' if found[1:] else ''
@@ -151,15 +153,17 @@ ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun
 try:
     rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
                                     (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+    if not 0 <= rank < world_size:
+        raise ValueError(f'RANK={rank} below WORLD_SIZE={world_size}')
 except (KeyError, ValueError) as error:
-    fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
+    fail(f'WORLD_SIZE is set, but not as torchrun sets it, with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
 is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
-check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
 lock = None  # an open file in out_dir, which no other process can lock until this one closes it or dies
 if checkpoint:
     config.update(settings_to_resume(config, checkpoint['config']))
+check_settings(config)
 config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
 globals().update(config)  # each setting is a variable of this script
 
@@ -179,6 +183,7 @@ if device_type == 'cpu':
     keep_freed_memory()
 config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
 stop_requested = False
+STOPS = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)}  # the last when a terminal closes
 
 
 def request_stop(*_):
@@ -202,12 +207,15 @@ def sum_over_processes(*values):
 
 if ddp:
     if device_type == 'cuda':
-        processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
+        processes, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)), torch.cuda.device_count()
         if processes > gpus:
             fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
         device = f'cuda:{local_rank}'
         torch.cuda.set_device(device)
-    dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    try:
+        dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    except (RuntimeError, ValueError) as error:
+        fail(f'the {world_size} processes cannot meet: {error}')
     control = dist.new_group(backend='gloo')  # for small messages between the CPUs
     sys.excepthook = wait_for_torchrun
 
@@ -308,7 +316,9 @@ if checkpoint:
         optimizer.load_state_dict(checkpoint['optimizer'])
         if checkpoint.get('scaler'):
             scaler.load_state_dict(checkpoint['scaler'])
-    except (RuntimeError, ValueError) as error:
+        if list(checkpoint['model']) != list(raw_model.state_dict()):  # by which the optimizer knows them
+            raise ValueError('its weights are in another order')
+    except Exception as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
@@ -382,7 +392,7 @@ def evaluate(data):
     nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
     if not math.isfinite(loss):
-        fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; the checkpoint is as it was')
+        fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; what is saved is as it was')
     return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
 
 
@@ -418,14 +428,15 @@ def save(name):
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         check_room(1, error.__context__ or error)
 
 
 def check_room(copies, error=None):
     """End the run if so many more checkpoints do not fit on the disk, or after an error in writing one."""
     need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
-    free = shutil.disk_usage(out_dir).free
+    free = shutil.disk_usage(Path(out_dir)).free if Path(out_dir).exists() else 0
     if error or free < need:
         fail(f'{out_dir} cannot be written: {error or "its disk is too full"}; {copies} checkpoints take '
              f'{need / 1e9:,.3f} GB, and {free / 1e9:,.3f} GB are left: make room, or choose another --out_dir')
@@ -446,13 +457,13 @@ def open_folder():
     Returns whether the model of this step has been evaluated."""
     global lock
     try:
-        os.makedirs(out_dir, exist_ok=True)
+        Path(out_dir).mkdir(parents=True, exist_ok=True)
         lock = open(Path(out_dir, 'lock'), 'w')
         if prepare.lock(lock) is False:
             fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
         check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
-        kept = []
-        for line in metrics_path.read_text(errors='replace').splitlines() if checkpoint_path else []:
+        kept, resumed = [], checkpoint_path and metrics_path.exists()  # not where only a checkpoint was brought here
+        for line in metrics_path.read_text(errors='replace').splitlines() if resumed else []:
             try:
                 numbers = json.loads(line)
                 if numbers['step'] < step or (numbers['step'] == step and 'val_loss' in numbers):
@@ -464,7 +475,7 @@ def open_folder():
         os.replace(temporary, metrics_path)
         return any(numbers['step'] == step for numbers in kept)
     except OSError as error:
-        fail(f'{out_dir} cannot be written: {error.strerror}')
+        fail(f'{error.filename or out_dir} cannot be written: {error.strerror}; mend that, or choose another --out_dir')
 
 
 if wandb_log:
@@ -495,10 +506,11 @@ if eval_only:
         say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
     evaluate_all()
 else:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, request_stop)
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, request_stop)
     evaluated = any(sum_over_processes(master and open_folder()))
-progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
+progress = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr and sys.stderr.isatty()))
 clock, clock_step, stopping = time.perf_counter(), step, False
 batches = get_batches(step)
 
@@ -565,6 +577,8 @@ progress.close()
 if lock:
     lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
+    for number in (signal.SIGTERM, signal.SIGINT):  # as all is saved
+        signal.signal(number, signal.SIG_DFL)
     for start in ('def', 'class') if dataset == 'stdlib' else ('',):
         prompt = torch.tensor([[tokenizer.eot, *tokenizer.encode(start)]], device=device)
         tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
@@ -574,6 +588,6 @@ if wandb_log and master:
 if ddp:
     dist.barrier(group=control)
     dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # there may be none
+        stream.flush()
     os._exit(0)  # gloo's threads can abort an ordinary exit: seen once
