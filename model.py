@@ -445,7 +445,7 @@ def sample(logits, temperature, top_k, top_p):
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)
         p[:, top_k or p.size(-1):] = 0
-        p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
+        p[:, 1:][p.cumsum(-1)[:, :-1] >= top_p] = 0  # what comes before already has the mass
         return order.gather(1, torch.multinomial(p, 1))
     return torch.multinomial(p, 1)
 

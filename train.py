@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import prepare
-from configurator import configure, fail, show
+from configurator import configure, explain, fail, show
 from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def wait_for_torchrun(*error):
     """Where another process has failed, what waits for it fails as well: leave it to torchrun to end this one."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(0 if stop_requested else 10)
-    sys.__excepthook__(*error)
+    explain(*error)
 
 
 def sum_over_processes(*values):
@@ -205,6 +205,7 @@ def sum_over_processes(*values):
     return sums.tolist()
 
 
+sys.excepthook = wait_for_torchrun if ddp else explain
 if ddp:
     if device_type == 'cuda':
         processes, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)), torch.cuda.device_count()
@@ -217,7 +218,6 @@ if ddp:
     except (RuntimeError, ValueError) as error:
         fail(f'the {world_size} processes cannot meet: {error}')
     control = dist.new_group(backend='gloo')  # for small messages between the CPUs
-    sys.excepthook = wait_for_torchrun
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The data

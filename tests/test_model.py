@@ -339,6 +339,7 @@ def test_sampling_draws_from_what_it_says():
     assert close(frequencies(top_k=2), [0.4, 0.3, 0, 0, 0])
     assert close(frequencies(top_p=0.75), [0.4, 0.3, 0.2, 0, 0])
     assert close(frequencies(top_p=0.65), [0.4, 0.3, 0, 0, 0])
+    assert frequencies(top_p=1e-300)[0] == 1  # in float32 it is 0
     assert close(frequencies(top_k=1), [1, 0, 0, 0, 0])
     assert close(frequencies(top_k=99), [0.4, 0.3, 0.2, 0.06, 0.04])
 
