@@ -25,7 +25,6 @@ building anything.
 import contextlib
 import copy
 import ctypes
-import json
 import logging
 import math
 import re
@@ -994,6 +993,7 @@ def memory_line(config, batch_size):
 
 if __name__ == '__main__':
     from configurator import configure, fail, show
+    from prepare import read_meta
 
     baseline = ''  # config files to compare with, separated by commas
     batch_size = 16  # sequences per micro-step, for the memory that training takes
@@ -1001,12 +1001,14 @@ if __name__ == '__main__':
 
     def shape(argv=None):
         settings = configure(dict(globals()), GPTConfig, files_of=('train.py', GPTConfig), argv=argv)
+        if settings['batch_size'] < 1:
+            fail(f'batch_size={settings["batch_size"]}: must be at least 1')
         if settings['vocab_size'] == 0:
             meta = Path('data', settings['dataset'], 'meta.json')
             if not meta.exists():
                 fail(f'vocab_size=0 means that of data/{settings["dataset"]}, which is not prepared: '
                      'run prepare.py, or give --vocab_size=50257')
-            settings['vocab_size'] = json.loads(meta.read_text())['vocab_size']
+            settings['vocab_size'] = read_meta(settings['dataset'])['vocab_size']
         try:
             return settings, shape_of(settings)
         except ValueError as error:

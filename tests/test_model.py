@@ -249,6 +249,11 @@ def test_command_prints_the_budget_and_the_difference(run):
     widths = run('model.py', '--vocab_size=257', '--ffn_width=64').stdout  # outdoes a budget that is only the default
     assert widths.count('################################################  64') == 4
     assert 'n_head=7' in run('model.py', 'config/standard_113m.py', '--n_head=7', status=1).stderr
+    Path('data/bad').mkdir(parents=True)
+    Path('data/bad/meta.json').write_text('{')
+    for args, message in (['--dataset=bad'], 'data/bad/meta.json is damaged'), (['--batch_size=0'], 'batch_size=0: must'):
+        done = run('model.py', '--ffn_width=64', *args, status=1)
+        assert message in done.stderr and done.stderr.count('\n') == 1
 
 
 # what the model computes
