@@ -223,6 +223,7 @@ if ddp:
 # The data
 
 if local_rank == 0 and dataset == 'stdlib' and not Path('data/stdlib').exists():
+    say('preparing data/stdlib: the source of Python\'s standard library, in tokens of its own')
     prepare.prepare('stdlib')
 if ddp:
     dist.barrier(group=control)

@@ -719,7 +719,8 @@ def test_full_disk_leaves_the_last_checkpoint_whole(train, run, processes):
 
 def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
     out = run('train.py', '--max_iters=2', '--eval_tokens=2000').stdout
-    assert '--- a sample ---\ndef' in out and '--- a sample ---\nclass' in out and (tmp_path / 'data/stdlib/meta.json').exists()
+    assert '--- a sample ---\ndef' in out and '--- a sample ---\nclass' in out
+    assert (tmp_path / 'data/stdlib/meta.json').exists()
     again = run('train.py', status=1)
     assert again.stderr.count('\n') == 1
 
