@@ -764,7 +764,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
             show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
         more = f'; and {len(cuts) - 3} more' if len(cuts) > 3 else ''
-        show(f'{folder}: cut in two, as too long for the share of a split or for one piece: {"; ".join(cuts[:3])}{more}')
+        show(f'{folder}: cut in two, as they are too long to be kept whole: {"; ".join(cuts[:3])}{more}')
 
 
 if __name__ == '__main__':
