@@ -19,6 +19,7 @@ import functools
 import inspect
 import io
 import os
+import re
 import signal
 import symtable
 import sys
@@ -58,7 +59,7 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     flags = {**own, **fields}
     known = {**others, **flags}
     if '--help' in argv or '-h' in argv:
-        show(script['__doc__'].strip() + describe(own))
+        show((script['__doc__'] or '').strip() + describe(own))
         if fields:
             show('\n' + dataclass.__doc__.strip().splitlines()[0] + describe(fields))
         sys.exit()
@@ -90,6 +91,13 @@ def fail(message):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(15)
     raise SystemExit(' '.join(str(message).split()))
+
+
+def explain(kind, error, trace):
+    """As sys.excepthook: a line where there was too little memory, and a traceback of what should not have happened."""
+    if issubclass(kind, MemoryError) or re.search("out of memory|can't allocate memory", str(error)):
+        fail(f'{error}: try smaller batches, shorter contexts or a smaller model')
+    sys.__excepthook__(kind, error, trace)
 
 
 def show(text='', end='\n'):
@@ -163,16 +171,16 @@ def run_file(path, config):
     """Run a config file, which sees the values so far, and return what it assigns at its top level."""
     namespace = {**config, '__file__': str(path)}
     try:
-        source = path.read_text(encoding='utf-8')
+        source = path.read_text(encoding='utf-8-sig')  # Windows' editors write the mark of it
         exec(compile(source, str(path), 'exec'), namespace)
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = lines[-1] if lines else getattr(error, 'lineno', '?')
+        line = (lines or [getattr(error, 'lineno', None) or '?'])[-1]
         fail(f'{path}, line {line}: {type(error).__name__}: {error}')
     assigned = [symbol.get_name() for symbol in symtable.symtable(source, str(path), 'exec').get_symbols()
                 if symbol.is_assigned()]
     return {name: namespace[name] for name in assigned if name in namespace and not name.startswith('_')
-            and not isinstance(namespace[name], (types.ModuleType, types.FunctionType, type))}
+            and (name in config or not isinstance(namespace[name], (types.ModuleType, types.FunctionType, type)))}
 
 
 def parse(text, default):
@@ -189,6 +197,8 @@ def parse(text, default):
 
 def convert(value, default, what):
     """The value in the type of the default. 'auto' may also be decided by a bool."""
+    if type(value) is int and abs(value) >= 2**63:  # which neither numpy nor torch take, nor a float from some size on
+        fail(f'{what} must be below 2**63 and above -2**63')
     if type(default) is float and type(value) is int:
         return float(value)
     if type(value) is type(default) or (default == 'auto' and type(value) is bool):

@@ -25,7 +25,6 @@ building anything.
 import contextlib
 import copy
 import ctypes
-import json
 import logging
 import math
 import re
@@ -456,7 +455,7 @@ def sample(logits, temperature, top_k, top_p):
     if top_k or top_p < 1:
         p, order = p.sort(descending=True, stable=True)
         p[:, top_k or p.size(-1):] = 0
-        p[p.cumsum(-1) - p >= top_p] = 0  # what comes before already has the mass
+        p[:, 1:][p.cumsum(-1)[:, :-1] >= top_p] = 0  # what comes before already has the mass
         return order.gather(1, torch.multinomial(p, 1))
     return torch.multinomial(p, 1)
 
@@ -996,6 +995,7 @@ def memory_line(config, batch_size):
 
 if __name__ == '__main__':
     from configurator import configure, fail, show
+    from prepare import read_meta
 
     baseline = ''  # config files of a baseline to compare with, applied in order, separated by commas
     batch_size = 16  # sequences per micro-step, for the memory that training takes
@@ -1003,12 +1003,14 @@ if __name__ == '__main__':
 
     def shape(argv=None):
         settings = configure(dict(globals()), GPTConfig, files_of=('train.py', GPTConfig), argv=argv)
+        if settings['batch_size'] < 1:
+            fail(f'batch_size={settings["batch_size"]}: must be at least 1')
         if settings['vocab_size'] == 0:
             meta = Path('data', settings['dataset'], 'meta.json')
             if not meta.exists():
                 fail(f'vocab_size=0 means that of data/{settings["dataset"]}, which is not prepared: '
                      'run prepare.py, or give --vocab_size=50257')
-            settings['vocab_size'] = json.loads(meta.read_text())['vocab_size']
+            settings['vocab_size'] = read_meta(settings['dataset'])['vocab_size']
         try:
             return settings, shape_of(settings)
         except ValueError as error:

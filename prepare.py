@@ -760,9 +760,11 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         fail(f'{error.filename or folder}: {error.strerror or error}')
     meta = read_meta(dataset)
     for split in ('train', 'val'):
-        show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+        if meta[split]['tokens']:
+            show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        show(f'{folder}: cut in two at {"; ".join(cuts[:3])}' + f'; and {len(cuts) - 3} more' * (len(cuts) > 3))
+        more = f'; and {len(cuts) - 3} more' if len(cuts) > 3 else ''
+        show(f'{folder}: cut in two, as they are too long to be kept whole: {"; ".join(cuts[:3])}{more}')
 
 
 if __name__ == '__main__':

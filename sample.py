@@ -14,8 +14,10 @@ The benchmarks of lm-evaluation-harness, and how each layer's FFN relates to the
 import codecs
 import io
 import json
+import math
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from configurator import configure, fail, show
+from configurator import configure, explain, fail, show
 from model import GPT, GPTConfig, ffn_widths, resolve_device
 from prepare import Tokenizer, Tokens, read_tokenizer
 
@@ -48,9 +50,12 @@ dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast
 
 config = configure(globals(), files_of=('train.py', GPTConfig))
 is_pretrained = checkpoint.startswith('hf:')
-for name, least in (('seed', 0), ('limit', 0), ('eval_batch', 1), ('probe_tokens', 1)):
+for name, least in (('seed', 0), ('limit', 0), ('eval_batch', 1), ('probe_tokens', 1), ('num_samples', 0),
+                    ('max_new_tokens', 0)):
     if not least <= globals()[name] < 2**63:
         fail(f'{name}={globals()[name]}: must be at least {least} and below 2**63')
+if tasks and not tasks.replace(',', ' ').split():
+    fail(f'tasks={tasks}: names no task')
 if tasks and probe:
     fail('--tasks and --probe: one at a time')
 if probe and is_pretrained and not dataset:
@@ -58,6 +63,7 @@ if probe and is_pretrained and not dataset:
 if tasks_dir and not Path(tasks_dir).is_dir():
     fail(f'tasks_dir={tasks_dir}: no such folder')
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+sys.excepthook = explain
 
 
 path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
@@ -261,8 +267,11 @@ def run_probe(model, tokenizer, dataset, step):
     rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}
               for widths, rho_, ratio_ in zip(ffn_widths(model.config), rho.tolist(), ratio.tolist())]
+    for i, layer in enumerate(layers, start=1):
+        if not math.isfinite(layer['rho'] * layer['ratio']):
+            fail(f'{path}: what layer {i} adds or reads is too large to compare: its training went wrong')
     depth = torch.arange(1, len(rho) + 1, dtype=torch.float64)
-    correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item() if len(rho) > 1 else None
+    correlation = torch.corrcoef(torch.stack([depth, rho]))[0, 1].item() if rho.std(correction=0) > 0 else None
     write('probe.json', json.dumps({'checkpoint': source, 'step': step, 'data': data.name, 'tokens': len(tokens),
                                     'correlation': correlation, 'layers': layers}, indent=1))
     show('The question of Bayat et al.: is what the FFN adds, F, more aligned with the stream, h, in deeper layers?\n'

@@ -14,6 +14,7 @@ the optimizer has made since, each from the gradient at the weights that the mod
 frequencies in training, not its learning while reading: no weight changes within a sequence, nor after training.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -34,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import prepare
-from configurator import configure, fail, show
+from configurator import configure, explain, fail, show
 from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -116,12 +117,13 @@ def find_checkpoint():
     if found and (init_from == 'scratch' or is_pretrained):
         fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
     if not found and init_from in ('resume', 'best'):
-        fail(f'{out_dir}/{names[0]}: no such checkpoint')
+        fail(f'{Path(out_dir, names[0])}: no such checkpoint')
     if not found:
         return None, None
     try:
         checkpoint = torch.load(found[0], map_location='cpu', weights_only=True, mmap=True)
-        checkpoint['config'], checkpoint['data_id'], checkpoint['tokenizer'], checkpoint['optimizer']  # or KeyError
+        for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
+            checkpoint[name]  # or KeyError
         return found[0], checkpoint
     except Exception as error:
         other = f'; {found[1]} may be whole: put it in its place' if found[1:] else ''
@@ -151,15 +153,17 @@ ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun
 try:
     rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
                                     (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+    if not 0 <= rank < world_size:
+        raise ValueError(f'RANK={rank} below WORLD_SIZE={world_size}')
 except (KeyError, ValueError) as error:
-    fail(f'WORLD_SIZE is set, but not as torchrun sets it with {error}: start with torchrun, or unset WORLD_SIZE')
+    fail(f'WORLD_SIZE is set, but not as torchrun sets it, with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves
 is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
-check_settings(config)
 checkpoint_path, checkpoint = find_checkpoint()
 lock = None  # an open file in out_dir, which no other process can lock until this one closes it or dies
 if checkpoint:
     config.update(settings_to_resume(config, checkpoint['config']))
+check_settings(config)
 config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
 globals().update(config)  # each setting is a variable of this script
 
@@ -179,6 +183,7 @@ if device_type == 'cpu':
     keep_freed_memory()
 config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
 stop_requested = False
+STOPS = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)}  # the last when a terminal closes
 
 
 def request_stop(*_):
@@ -190,7 +195,7 @@ def wait_for_torchrun(*error):
     """When one process fails, those that wait for it fail too: leave it to torchrun to end them."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(0 if stop_requested else 10)
-    sys.__excepthook__(*error)
+    explain(*error)
 
 
 def sum_over_processes(*values):
@@ -200,21 +205,25 @@ def sum_over_processes(*values):
     return sums.tolist()
 
 
+sys.excepthook = wait_for_torchrun if ddp else explain
 if ddp:
     if device_type == 'cuda':
-        processes, gpus = int(os.environ['LOCAL_WORLD_SIZE']), torch.cuda.device_count()
+        processes, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)), torch.cuda.device_count()
         if processes > gpus:
             fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
         device = f'cuda:{local_rank}'
         torch.cuda.set_device(device)
-    dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    try:
+        dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    except (RuntimeError, ValueError) as error:
+        fail(f'the {world_size} processes cannot meet: {error}')
     control = dist.new_group(backend='gloo')  # for small messages between the CPUs
-    sys.excepthook = wait_for_torchrun
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The data
 
 if local_rank == 0 and dataset == 'stdlib' and not Path('data/stdlib').exists():
+    say('preparing data/stdlib: the source of Python\'s standard library, in tokens of its own')
     prepare.prepare('stdlib')
 if ddp:
     dist.barrier(group=control)
@@ -308,7 +317,9 @@ if checkpoint:
         optimizer.load_state_dict(checkpoint['optimizer'])
         if checkpoint.get('scaler'):
             scaler.load_state_dict(checkpoint['scaler'])
-    except (RuntimeError, ValueError) as error:
+        if list(checkpoint['model']) != list(raw_model.state_dict()):  # by which the optimizer knows them
+            raise ValueError('its weights are in another order')
+    except Exception as error:
         fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
@@ -381,6 +392,8 @@ def evaluate(data):
     raw_model.train()
     nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
+    if not math.isfinite(loss):
+        fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; what is saved is as it was')
     return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
 
 
@@ -416,15 +429,17 @@ def save(name):
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
-        temporary.unlink(missing_ok=True)
-        check_room(1)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if Path(out_dir).exists():
+            check_room(1)
         fail(f'{out_dir} cannot be written: {error.__context__ or error}')
 
 
 def check_room(copies):
     """End the run if so many more checkpoints do not fit on the disk."""
     need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
-    free = shutil.disk_usage(out_dir).free
+    free = shutil.disk_usage(Path(out_dir)).free
     if free < need:
         fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has {free / 1e9:,.3f} '
              'GB left: make room, or choose another --out_dir')
@@ -445,13 +460,13 @@ def open_folder():
     Returns whether the model of this step has been evaluated."""
     global lock
     try:
-        os.makedirs(out_dir, exist_ok=True)
+        Path(out_dir).mkdir(parents=True, exist_ok=True)
         lock = open(Path(out_dir, 'lock'), 'w')
         if prepare.lock(lock) is False:
             fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
         check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
-        kept = []
-        for line in metrics_path.read_text(errors='replace').splitlines() if checkpoint_path else []:
+        kept, resumed = [], checkpoint_path and metrics_path.exists()  # not where only a checkpoint was brought here
+        for line in metrics_path.read_text(errors='replace').splitlines() if resumed else []:
             try:
                 numbers = json.loads(line)
                 if numbers['step'] < step or (numbers['step'] == step and 'val_loss' in numbers):
@@ -463,7 +478,7 @@ def open_folder():
         os.replace(temporary, metrics_path)
         return any(numbers['step'] == step for numbers in kept)
     except OSError as error:
-        fail(f'{out_dir} cannot be written: {error.strerror}')
+        fail(f'{error.filename or out_dir} cannot be written: {error.strerror}; mend that, or choose another --out_dir')
 
 
 if wandb_log:
@@ -494,10 +509,11 @@ if eval_only:
         say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
     evaluate_all()
 else:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, request_stop)
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, request_stop)
     evaluated = any(sum_over_processes(master and open_folder()))
-bar = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr.isatty()))
+bar = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr and sys.stderr.isatty()))
 clock, clock_step, stopping = time.perf_counter(), step, False
 batches = get_batches(step)
 
@@ -506,8 +522,6 @@ while not eval_only:
         scores = evaluate_all()
         stopping = scores is None
         if scores:
-            if not math.isfinite(scores['val_loss']):
-                fail(f'step {step}: the validation loss is {scores["val_loss"]}; the checkpoint is as it was')
             best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
             if master:
                 log(scores)
@@ -568,6 +582,8 @@ bar.close()
 if lock:
     lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
+    for number in (signal.SIGTERM, signal.SIGINT):  # as all is saved
+        signal.signal(number, signal.SIG_DFL)
     for start in ('def', 'class') if dataset == 'stdlib' else ('',):
         prompt = torch.tensor([[tokenizer.eot, *tokenizer.encode(start)]], device=device)
         tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
@@ -577,6 +593,6 @@ if wandb_log and master:
 if ddp:
     dist.barrier(group=control)
     dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # there may be none
+        stream.flush()
     os._exit(0)  # gloo's threads can abort an ordinary exit: seen once

@@ -1,6 +1,6 @@
 # titans_760m with FFN widths that fall along a cosine from 1.5 to 0.5 of the mean (Bayat, Behrouz and Courville, arXiv
 # 2606.23670): average accuracy on eight tasks 53.29 against 52.30, as reported. The shape is ours.
-# 50B tokens (as in the paper), 2.4e20 FLOPs.
+# 50B tokens (as in the paper), 2.4e20 FLOPs. Memory is as in titans_760m.
 out_dir = 'out-tapered_titans_760m'
 dataset = 'fineweb100B'
 vocab_size = 50257

@@ -26,6 +26,9 @@ os.environ['OMP_NUM_THREADS'] = '1'
 inspect.getsource = functools.cache(inspect.getsource)
 
 
+STOPS = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)}
+
+
 def pytest_configure(config):
     """List the slowest ten tests at the end of every run."""
     if config.option.durations is None:
@@ -34,7 +37,7 @@ def pytest_configure(config):
 
 def script(name, *args):
     """Run a script of the repository in this process; returns its variables."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in STOPS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [name, *map(str, args)])
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from configurator import configure, fail, show
+from configurator import configure, explain, fail, show
 from conftest import ROOT
 
 SCRIPT = """'''What it does.'''
@@ -59,6 +59,11 @@ def test_arguments_are_applied_in_order_and_known_to_be_set(call, tmp_path):
     assert script['n_layer'] == 5 and type(script['learning_rate']) is float
     assert call('a.py', '--n_layer=4')[0]['n_layer'] == 4
     assert call()[1].given == set()
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(call, tmp_path):
+    (tmp_path / 'a.py').write_text('n_layer = 5', encoding='utf-8-sig')
+    assert call('a.py')[0]['n_layer'] == 5
 
 
 def test_files_compute_from_the_values_so_far(call, tmp_path):
@@ -120,6 +125,10 @@ def test_values_keep_the_type_of_the_default(call, flag, value):
     ('a.py', 'n_layer = 1\nn_layer = 1 / 0', 'a.py, line 2: ZeroDivisionError'),
     ('a.py', 'import sys\nsys.exit()', 'a.py, line 2: SystemExit'),
     ('a.py', 'n_layer = (', 'a.py, line 1: SyntaxError'), ('a.py', '\ndepth + 1', 'a.py, line 2: NameError'),
+    ('a.py', 'def n_layer(): pass', 'a.py: n_layer should be of type int, like 3, and not <function'),
+    ('a.py', 'learning_rate = 10**400', 'a.py: learning_rate must be below 2**63'),
+    ('a.py', 'n_layer = -10**5000', 'n_layer must be below 2**63'), ('a.py', 'a\0', 'a.py, line ?: SyntaxError'),
+    (f'--n_layer={2**63}', '', 'n_layer must be below 2**63'),
     ('--CONSTANT=3', '', "no setting 'CONSTANT'"), ('--later=3', '', "no setting 'later'"),
     ('--computed=x', '', "no setting 'computed'"), ('--_hidden=2', '', "no setting '_hidden'"),
 ])
@@ -128,6 +137,15 @@ def test_errors_are_one_line(call, tmp_path, arg, content, message):
     with pytest.raises(SystemExit) as error:
         call(arg)
     assert message in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('error', [MemoryError('Unable to allocate 9 TiB'), RuntimeError('CUDA out of memory. Tried'),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")])
+def test_too_little_memory_is_one_line(capsys, error):
+    with pytest.raises(SystemExit, match='(allocate|CUDA out of).*: try smaller batches, shorter contexts'):
+        explain(type(error), error, None)
+    explain(ZeroDivisionError, ZeroDivisionError('a mistake'), None)
+    assert 'ZeroDivisionError: a mistake' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('rank', ['', '0', 'x', '-1', '1.5', '²', None])

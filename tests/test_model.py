@@ -249,6 +249,12 @@ def test_command_prints_the_budget_and_the_difference(run):
     widths = run('model.py', '--vocab_size=257', '--ffn_width=64').stdout  # outdoes a budget that is only the default
     assert widths.count('################################################  64') == 4
     assert 'n_head=7' in run('model.py', 'config/standard_113m.py', '--n_head=7', status=1).stderr
+    Path('data/bad').mkdir(parents=True)
+    Path('data/bad/meta.json').write_text('{')
+    for args, message in ((['--dataset=bad'], 'data/bad/meta.json is damaged'),
+                          (['--batch_size=0'], 'batch_size=0: must')):
+        done = run('model.py', '--ffn_width=64', *args, status=1)
+        assert message in done.stderr and done.stderr.count('\n') == 1
 
 
 # what the model computes
@@ -339,6 +345,7 @@ def test_sampling_draws_from_what_it_says():
     assert close(frequencies(top_k=2), [0.4, 0.3, 0, 0, 0])
     assert close(frequencies(top_p=0.75), [0.4, 0.3, 0.2, 0, 0])
     assert close(frequencies(top_p=0.65), [0.4, 0.3, 0, 0, 0])
+    assert frequencies(top_p=1e-300)[0] == 1  # in float32 it is 0
     assert close(frequencies(top_k=1), [1, 0, 0, 0, 0])
     assert close(frequencies(top_k=99), [0.4, 0.3, 0.2, 0.06, 0.04])
 

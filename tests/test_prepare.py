@@ -946,7 +946,7 @@ def test_command():
     result = command('--dataset=mine', '--input=x.txt', '--tokenizer=bytes')
     assert result.returncode == 0 and result.stderr == ''
     assert 'data/mine train: 476 tokens, 475 bytes, 1 documents' in result.stdout.replace(os.sep, '/')
-    assert 'cut in two at x.txt, byte 475' in result.stdout
+    assert 'cut in two, as they are too long to be kept whole: x.txt, byte 475' in result.stdout
     assert read_documents('mine', 'val') == [b'text\n' * 5]
     result = command('--dataset=mine', '--input=x.txt', '--tokenizer=bytes')
     assert result.returncode == 1 and result.stderr.count('\n') == 1 and 'already' in result.stderr

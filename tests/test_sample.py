@@ -104,9 +104,29 @@ def test_weights_that_are_no_numbers(sample):
         assert 'broken.pt has weights that are infinite or no numbers' in done.stderr and done.stderr.count('\n') == 1
 
 
-def test_any_temperature_above_0_is_one(sample):
-    cold = sample('--temperature=1e-50', '--max_new_tokens=12').stdout
-    assert cold == sample('--temperature=0', '--max_new_tokens=12').stdout
+def test_any_temperature_or_top_p_above_0_is_one(sample):
+    cold = sample('--temperature=0', '--max_new_tokens=12').stdout
+    for flag in ('--temperature=1e-50', '--top_p=1e-300'):
+        assert sample(flag, '--max_new_tokens=12').stdout == cold
+
+
+def test_probe_of_what_overflows(sample):
+    large = torch.load('out/ckpt.pt', weights_only=True)
+    large['model']['blocks.0.ffn.mlps.0.down_proj.weight'] *= 1e37
+    torch.save(large, 'large.pt')
+    done = sample('--checkpoint=large.pt', '--probe', status=1)
+    assert 'large.pt: what layer 1 adds or reads is too large to compare' in done.stderr and done.stdout == ''
+    assert not Path('probe.json').exists()
+
+
+def test_probe_of_layers_that_are_alike_has_no_correlation(sample):
+    alike = torch.load('out/ckpt.pt', weights_only=True)
+    for name, weight in alike['model'].items():
+        if 'down_proj' in name:
+            weight.zero_()
+    torch.save(alike, 'alike.pt')
+    assert 'correlation' not in sample('--checkpoint=alike.pt', '--probe').stdout
+    assert json.loads(Path('probe.json').read_text())['correlation'] is None
 
 
 @pytest.mark.parametrize('encoding', ['ascii', 'cp1252'])
@@ -165,7 +185,9 @@ def test_errors_are_one_line(sample):
                           (['--probe', '--tasks=x'], 'one at a time'),
                           (['--temperature=-1'], 'temperature=-1'), (['--top_p=0'], 'top_p=0'),
                           (['--n_layer=8'], 'n_layer is a setting of train.py, which has no effect here'),
-                          (['--seed=12345678901234567890123'], 'seed=12345678901234567890123: must be'),
+                          (['--seed=12345678901234567890123'], 'seed must be below 2**63'),
+                          (['--max_new_tokens=-1'], 'max_new_tokens=-1: must be'),
+                          (['--num_samples=-1'], 'num_samples=-1: must be'), (['--tasks=,'], 'tasks=,: names no task'),
                           (['--top_q=0'], "did you mean 'top_p'")):
         done = sample(*args, status=1)
         assert message in done.stderr and done.stderr.count('\n') == 1 and done.stdout in ('', '\n'), done

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import prepare
-from conftest import ROOT, TINY_RUN, make_data, pretrained_with_data, start_script, torchrun
+from conftest import ROOT, STOPS, TINY_RUN, make_data, pretrained_with_data, start_script, torchrun
 from model import GPT, GPTConfig, budget
 
 
@@ -172,7 +173,7 @@ def test_a_checkpoint_is_evaluated_with_nothing_else_said(train, run, capsys):
 
 
 def test_data_of_another_tokenizer_is_not_evaluated(train):
-    ranks = ''.join(f'{base64.b64encode(bytes([i])).decode()} {i}\n' for i in range(256))
+    ranks = ''.join(f'{base64.b64encode(bytes([i])).decode()} {255 - i}\n' for i in range(256))
     Path('other.bpe').write_text(ranks)
     prepare.prepare('other', input='texts', tokenizer='other.bpe')
     with pytest.raises(SystemExit, match='data/other was prepared with another tokenizer than data/tiny'):
@@ -237,6 +238,25 @@ def test_stopped_by_signals_and_resumed(train):
     assert same_metrics(metrics(), metrics('whole'))
 
 
+@pytest.mark.skipif(not hasattr(signal, 'SIGHUP'), reason='no such signal')
+def test_nohup_is_heeded_and_what_is_saved_can_be_left(train, monkeypatch):
+    """A closing terminal does not stop a run under nohup; and while samples are made Ctrl-C ends the process."""
+    def generate(model, idx, *args, **how):
+        handlers.append([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])
+        return idx
+
+    handlers, update = [], torch.optim.AdamW.step
+    monkeypatch.setattr(GPT, 'generate', generate)
+    monkeypatch.setattr(torch.optim.AdamW, 'step', lambda *args, **how: (signal.raise_signal(signal.SIGHUP),
+                                                                         update(*args, **how))[1])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        train('--max_iters=2', '--sample_tokens=1')
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert load()['iter_num'] == 2 and handlers == [[signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN]]
+
+
 def test_two_processes_stop_together_and_resume(train, run):
     job = subprocess.Popen([*torchrun(2), str(ROOT / 'train.py'), *TINY_RUN, *LONG], stdout=subprocess.DEVNULL)
     wait_for_step('out', 7)
@@ -276,6 +296,30 @@ def test_damaged_lines_of_metrics_are_dropped(train, capsys):
     assert 'ckpt.pt has 4 steps already: to go on, raise --max_iters' in capsys.readouterr().out
 
 
+def test_a_checkpoint_alone_can_be_resumed(train):
+    train('--max_iters=4')
+    Path('out/metrics.jsonl').unlink()
+    train('--init_from=resume', '--max_iters=6')
+    assert [line['step'] for line in metrics()] == [4, 4, 5, 6]
+
+
+def test_an_out_dir_that_cannot_be_written_is_named(train, monkeypatch):
+    Path('file').write_text('')
+    Path('out/ckpt.pt.tmp').mkdir(parents=True)
+    for out_dir, message in (('file', 'file cannot be written: File exists; mend that, or choose'),
+                             ('file/sub', 'file/sub cannot be written: Not a directory; mend that, or choose'),
+                             ('out', "out cannot be written: .*Is a directory: 'out/ckpt.pt.tmp'")):
+        with pytest.raises(SystemExit, match=message):
+            train(f'--out_dir={out_dir}')
+    assert load(name='ckpt_best.pt')['iter_num'] == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, 'save', lambda *args: shutil.rmtree('gone') or open('gone/x'))
+        with pytest.raises(SystemExit, match="gone cannot be written: .*No such file or directory: 'gone/x'"):
+            train('--out_dir=gone')
+    train('--out_dir=')  # the working directory
+    assert Path('ckpt.pt').exists()
+
+
 def test_nothing_trained_is_overwritten_unasked(train):
     train('--max_iters=1')
     before = Path('out/ckpt.pt').read_bytes()
@@ -311,12 +355,18 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
         Path('out/ckpt.pt').write_bytes(damaged)
         with pytest.raises(SystemExit, match='out/ckpt.pt cannot be read, or is no checkpoint'):
             train('--init_from=resume')
-    torch.save({**torch.load('out/ckpt_best.pt'), 'model': {}}, 'out/ckpt.pt')
-    with pytest.raises(SystemExit, match='out/ckpt.pt does not fit model.py as it is now'):
-        train('--init_from=resume')
+    best = torch.load('out/ckpt_best.pt')
+    turned = dict(reversed(best['model'].items()))  # so the optimizer's means would go to other weights
+    for name, value, message in (('model', {}, 'does not fit model.py as it is now'), ('optimizer', {}, 'does not fit'),
+                                 ('model', turned, 'does not fit model.py as it is now: its weights are in another'),
+                                 ('config', {**best['config'], 'beta1': 2.0}, 'beta1=2.0: must be')):
+        torch.save({**best, name: value}, 'out/ckpt.pt')
+        with pytest.raises(SystemExit, match=message):
+            train('--init_from=resume', '--max_iters=3')
 
 
-def test_stopped_within_an_evaluation(train, monkeypatch):
+@pytest.mark.parametrize('number', sorted(STOPS))
+def test_stopped_within_an_evaluation(train, monkeypatch, number):
     """After at most two batches, without a result, which the resumed run then has."""
     train('--out_dir=whole')
     calls, forward = [], GPT.forward
@@ -324,7 +374,7 @@ def test_stopped_within_an_evaluation(train, monkeypatch):
     def stop_at_the_second_batch(model, idx, targets=None, reduction='mean'):
         calls.append(reduction)
         if calls.count('none') == 8 + 2:  # of the second evaluation, where a whole one has four
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         return forward(model, idx, targets, reduction)
 
     with monkeypatch.context() as patch:
@@ -563,9 +613,17 @@ def test_a_disk_without_room_is_named_before_the_first_step(train, monkeypatch):
         train()
 
 
+def test_stderr_may_be_closed(train, monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', None)
+    train('--max_iters=1')
+    assert load()['iter_num'] == 1
+
+
 def test_an_odd_environment_is_one_line(train, monkeypatch):
-    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it with 'RANK'"),
-                               ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not')):
+    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it, with 'RANK'"),
+                               ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not'),
+                               ({'WORLD_SIZE': '0', 'RANK': '0', 'LOCAL_RANK': '0'}, 'RANK=0 below WORLD_SIZE=0'),
+                               ({'WORLD_SIZE': '2', 'RANK': '0', 'LOCAL_RANK': '0'}, 'the 2 processes cannot meet: ')):
         with monkeypatch.context() as patch, pytest.raises(SystemExit, match=message):
             for name, value in variables.items():
                 patch.setenv(name, value)
@@ -575,7 +633,7 @@ def test_an_odd_environment_is_one_line(train, monkeypatch):
         train('--compile=true')
 
 
-def test_loss_that_is_not_finite(train):
+def test_loss_that_is_not_finite(train, capsys):
     train('--max_iters=4')
     before = {path.name: path.read_bytes() for path in Path('out').glob('*.pt')}
     broken = load()
@@ -584,6 +642,10 @@ def test_loss_that_is_not_finite(train):
     with pytest.raises(SystemExit, match='step 4: the loss is (nan|inf).*try a lower --learning_rate'):
         train('--init_from=resume', '--max_iters=9')
     assert load()['iter_num'] == 4 and Path('out/ckpt_best.pt').read_bytes() == before['ckpt_best.pt']
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match='step 4: the loss on data/tiny val is nan: try a lower'):
+        train('--init_from=resume', '--eval_only=true')
+    assert 'nan' not in capsys.readouterr().out
 
 
 def corrupt(position):
@@ -657,7 +719,8 @@ def test_full_disk_leaves_the_last_checkpoint_whole(train, run, processes):
 
 def test_default_run_prepares_its_data_and_shows_a_sample(run, tmp_path):
     out = run('train.py', '--max_iters=2', '--eval_tokens=2000').stdout
-    assert 'a sample:' in out and (tmp_path / 'data/stdlib/meta.json').exists()
+    assert '--- a sample ---\ndef' in out and '--- a sample ---\nclass' in out
+    assert (tmp_path / 'data/stdlib/meta.json').exists()
     again = run('train.py', status=1)
     assert again.stderr.count('\n') == 1
 
