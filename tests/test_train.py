@@ -366,8 +366,10 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
 
 
 @pytest.mark.parametrize('number', sorted(STOPS))
-def test_stopped_within_an_evaluation(train, monkeypatch, number):
+def test_stopped_within_an_evaluation(train, monkeypatch, request, number):
     """After at most two batches, without a result, which the resumed run then has."""
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has SIGHUP ignored
+    request.addfinalizer(lambda: signal.signal(number, before))
     train('--out_dir=whole')
     calls, forward = [], GPT.forward
 
