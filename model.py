@@ -999,18 +999,13 @@ if __name__ == '__main__':
 
     baseline = ''  # config files of a baseline to compare with, applied in order, separated by commas
     batch_size = 16  # sequences per micro-step, for the memory that training takes
-    dataset = 'stdlib'  # data set whose vocabulary counts where vocab_size is 0
+    dataset = 'stdlib'  # prepared data set whose vocabulary counts where vocab_size is 0
 
     def shape(argv=None):
         settings = configure(dict(globals()), GPTConfig, files_of=('train.py', GPTConfig), argv=argv)
         if settings['batch_size'] < 1:
             fail(f'batch_size={settings["batch_size"]}: must be at least 1')
-        if settings['vocab_size'] == 0:
-            meta = Path('data', settings['dataset'], 'meta.json')
-            if not meta.exists():
-                fail(f'vocab_size=0 means that of data/{settings["dataset"]}, which is not prepared: '
-                     'run prepare.py, or give --vocab_size=50257')
-            settings['vocab_size'] = read_meta(settings['dataset'])['vocab_size']
+        settings['vocab_size'] = settings['vocab_size'] or read_meta(settings['dataset'])['vocab_size']
         try:
             return settings, shape_of(settings)
         except ValueError as error:

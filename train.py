@@ -154,7 +154,7 @@ try:
     rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
                                     (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
     if not 0 <= rank < world_size:
-        raise ValueError(f'RANK={rank} below WORLD_SIZE={world_size}')
+        raise ValueError(f'RANK={rank} of WORLD_SIZE={world_size}')
 except (KeyError, ValueError) as error:
     fail(f'WORLD_SIZE is set, but not as torchrun sets it, with {error}: start with torchrun, or unset WORLD_SIZE')
 master = rank == 0  # the process that prints and saves

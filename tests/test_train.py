@@ -624,7 +624,7 @@ def test_stderr_may_be_closed(train, monkeypatch):
 def test_an_odd_environment_is_one_line(train, monkeypatch):
     for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it, with 'RANK'"),
                                ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not'),
-                               ({'WORLD_SIZE': '0', 'RANK': '0', 'LOCAL_RANK': '0'}, 'RANK=0 below WORLD_SIZE=0'),
+                               ({'WORLD_SIZE': '0', 'RANK': '0', 'LOCAL_RANK': '0'}, 'RANK=0 of WORLD_SIZE=0'),
                                ({'WORLD_SIZE': '2', 'RANK': '0', 'LOCAL_RANK': '0'}, 'the 2 processes cannot meet: ')):
         with monkeypatch.context() as patch, pytest.raises(SystemExit, match=message):
             for name, value in variables.items():
