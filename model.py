@@ -494,8 +494,8 @@ class Titans(nn.Module):
 
     The loss is |M(k) - v|^2 / 2 or, since values are normed too and normed vectors have equal lengths, -v' M(k). Its
     gradients G are taken at the weights at the start of each chunk of memory_chunk tokens. There they are outer
-    products, -u k' for W1 and -e a' for W2 (see `learn`), so all is exact in matrix products over a chunk: see
-    `read_chunks`.
+    products, -u k' for W1 and -e a' for W2 (`gradients`), so that all is exact in matrix products over a chunk
+    (`read_chunks`). Only the weights at the start of each chunk have to be computed one after the other (`Learn`).
 
     From the paper: these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate; from its authors'
     "Miras" (arXiv 2504.13173): the norm in M. Ours: that it is the only norm of y; normed values; heads, where the
@@ -503,7 +503,7 @@ class Titans(nn.Module):
     MAC, MAG or MAL.
     """
 
-    SEGMENT = 8  # chunks between two sets of weights kept for the backward pass, which computes the others anew
+    SEGMENT = 64  # chunks read at once: of a segment only its ends are kept, and all else is computed anew for backward
     reads_on = True  # beyond block_size: it has no positions
 
     @staticmethod
@@ -590,49 +590,29 @@ class Titans(nn.Module):
         """
         c, (B, T, _), C = self.config, x.size(), min(x.size(1), self.config.memory_chunk)
         qkv = self.convolve(inputs).to(weights.dtype).view(B, T // C, C, 3, c.n_head, c.head_dim)
-        q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)  # (B, H, N, C, d)
+        q, k, v = qkv.permute(3, 1, 0, 4, 2, 5)  # (N, B, H, C, d)
         rates = self.rate_proj(x.to(weights.dtype)) + self.rate_bias
-        alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 0, 4, 1, 2)  # (B, H, N, C)
+        alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head).permute(3, 1, 0, 4, 2)  # (N, B, H, C)
         q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), rms_norm(v, c.norm_eps)
         # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
         theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
-        D, E = products(log_keep), products(log_eta)  # (B, H, N, C, C)
+        D, E = products(log_keep), products(log_eta)  # (N, B, H, C, C)
         A = D @ E * theta.unsqueeze(-2)
         keep, eta = log_keep.cumsum(-1).exp(), log_eta.cumsum(-1).exp()
-        of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (B, H, N, C, 2): keep and m
-        of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (B, H, N, 2, 2)
-        steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (B, H, N, C, 2)
-        (WS1, WS2), u, e, a, weights = self.learn(weights, start, k, v, of_end, steps)
+        of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (N, B, H, C, 2): keep and m
+        of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (N, B, H, 2, 2)
+        steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (N, B, H, C, 2)
+        of_end, steps = torch.stack((of_end, of_end), dim=1), steps[:, None, ..., None]  # for W1 and W2
+        starts, u, e, a, weights = Learn.apply(weights, start, k, v, of_end, steps, c.norm_eps)
 
         def multiply(x, WS, left, right):
             """W_t x_t of every token t."""
-            both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (B, H, N, C, 2, d): by weights and momentum
+            both = (x @ WS.flatten(-3, -2).mT).unflatten(-1, (2, -1))  # (N, B, H, C, 2, d): by weights and momentum
             return (of_start.unsqueeze(-1) * both).sum(-2) + (A * (x @ right.mT)) @ left
 
-        y = rms_norm(multiply(F.silu(multiply(q, WS1, u, k)), WS2, e, a), c.norm_eps)
-        return y.permute(0, 2, 3, 1, 4).reshape(B, T, -1).to(x.dtype), weights
-
-    def learn(self, weights, start, *chunks):
-        """Carry the weights through the chunks. Returns, of each, the weights at its start and its gradients' factors,
-        and the weights at the end."""
-        seen = []
-        for k, v, of_end, steps in zip(*(t.unbind(2) for t in chunks)):
-            W1, W2 = start
-            z = k @ W1.mT
-            s = z.sigmoid()
-            a = z * s
-            x = a @ W2.mT
-            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.norm_eps)
-            y = r * x
-            e = r * torch.addcmul(v, y, (v * y).mean(-1, keepdim=True), value=-1)  # as in RMSNorm.backward
-            u = e @ W2 * (s + a * (1 - s))  # silu'(z)
-            seen.append((weights, u, e, a))
-            left, right = torch.stack((u, e)).unsqueeze(-2) * steps.unsqueeze(-1), torch.stack((k, a))
-            weights = ((of_end @ weights.flatten(-2)).view_as(weights)
-                       + (left.flatten(-2).mT @ right).view_as(weights))  # (2 d, C) by (C, d)
-            start = weights[..., 0, :, :]
-        return *(torch.stack(each, dim=dim) for each, dim in zip(zip(*seen), (3, 2, 2, 2))), weights
+        y = rms_norm(multiply(F.silu(multiply(q, starts[:, 0], u, k)), starts[:, 1], e, a), c.norm_eps)
+        return y.permute(1, 0, 3, 2, 4).reshape(B, T, -1).to(x.dtype), weights
 
 
 def products(log_rates):
@@ -640,6 +620,91 @@ def products(log_rates):
     sums = log_rates.cumsum(-1)
     above = torch.ones(sums.size(-1), sums.size(-1), dtype=torch.bool, device=sums.device).triu(1)
     return (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
+
+
+def gradients(W1, W2, k, v, eps):
+    """What makes up the gradients of -v' M(k), which are -u k' by W1 and -e a' by W2: u, e, a and, for their own
+    gradients, z, r, y and f. W1, W2: (..., d, d); k, v: (..., C, d)."""
+    z = k @ W1.mT
+    a = F.silu(z)
+    x = a @ W2.mT
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    y = r * x
+    e = r * across(v, y)
+    f = e @ W2
+    return silu_backward(f, z), e, a, z, r, y, f
+
+
+def across(g, y):
+    """g - y mean(g y): the part of g that the norm whose output is y lets through to its input, over r."""
+    return torch.addcmul(g, y, (g * y).mean(-1, keepdim=True), value=-1)
+
+
+def products_of(u, e, k, a, steps):
+    """The two matrices, (2, B, H, C, 2 d) and (2, B, H, C, d), whose product a chunk adds to W above S."""
+    return (torch.stack((u, e), dim=-5).unsqueeze(-2) * steps).flatten(-2), torch.stack((k, a), dim=-5)
+
+
+silu_backward = torch.ops.aten.silu_backward  # (gradient, silu's input)
+
+
+class Learn(torch.autograd.Function):
+    """Carry the memories through N chunks, one after the other.
+
+    weights: W and S of both layers (2, B, H, 2, d, d); start: the W where the first chunk's gradients are taken; k, v:
+    (N, B, H, C, d); of_end (N, 2, B, H, 2, 2): how a chunk changes W and S without its tokens; steps (N, 1, B, H, C, 2,
+    1): how far each token's gradient moves W and S by its end. Returns W and S at the start of each chunk (N, 2, B, H,
+    2, d, d), u, e and a (N, B, H, C, d), and W and S at the end.
+
+    On a GPU this is a queue of small operations, each of which takes as long as its start. Hence a gradient of its own,
+    of less than half the operations of autograd's: what does not wait for the chunk after is done for all at once.
+    """
+
+    @staticmethod
+    def forward(ctx, weights, start, k, v, of_end, steps, eps):
+        W, seen = start, []
+        for k_, v_, of_end_, steps_ in zip(k, v, of_end, steps):
+            u, e, a, *_ = gradients(*W, k_, v_, eps)
+            seen.append((weights, u, e, a))
+            left, right = products_of(u, e, k_, a, steps_)
+            weights = (of_end_ @ weights.flatten(-2)).view_as(weights) + (left.mT @ right).view_as(weights)
+            W = weights[..., 0, :, :]
+        seen = [torch.stack(each) for each in zip(*seen)]
+        ctx.save_for_backward(start, k, v, of_end, steps, seen[0])
+        ctx.eps = eps
+        return *seen, weights
+
+    @staticmethod
+    def backward(ctx, dstarts, du, de, da, dweights):
+        start, k, v, of_end, steps, starts = ctx.saved_tensors
+        W1, W2 = torch.cat((start[None], starts[1:, ..., 0, :, :])).unbind(1)
+        u, e, a, z, r, y, f = gradients(W1, W2, k, v, ctx.eps)
+        left, right = products_of(u, e, k, a, steps)
+        s = z.sigmoid()
+        curve = f * s * (1 - s) * (2 + z * (1 - 2 * s))  # f silu''(z): the change of u with z
+        # e = r (v - y m) with m = mean(v y), y = r x and r from x: its change with x is a symmetric matrix, with which
+        # dx = -r^2 (m de + mean(de y) (v - 3 m y) + mean(de v) y) = scale de + de @ inner @ outer.
+        m = (v * y).mean(-1, keepdim=True)
+        inner = torch.stack((y, v), dim=-1)
+        outer = torch.stack((v - 3 * m * y, y), dim=-2) * (-r * r / y.size(-1)).unsqueeze(-1)
+        scale, due, seen = -r * r * m, torch.stack((du, de), dim=1), []
+        for n in reversed(range(len(k))):
+            dproduct = dweights.flatten(-3, -2)
+            dleft, (dk, da_) = (right[n] @ dproduct.mT).unflatten(-1, (2, -1)), left[n] @ dproduct
+            du, de = (dleft * steps[n]).sum(-2) + due[n]
+            df = silu_backward(du, z[n])
+            de = de + df @ W2[n].mT
+            dx = torch.addcmul((de.unsqueeze(-2) @ inner[n] @ outer[n]).squeeze(-2), scale[n], de)
+            dz = torch.addcmul(silu_backward(da_ + da[n] + dx @ W2[n], z[n]), du, curve[n])
+            seen.append((dweights, dleft, dk, de, dz))
+            dW = torch.stack((dz.mT @ k[n], e[n].mT @ df + dx.mT @ a[n]))
+            dweights = (of_end[n].mT @ dweights.flatten(-2)).view_as(dweights) + dstarts[n]
+            if n:  # else W is `start`
+                dweights[..., 0, :, :].add_(dW)
+        dends, dleft, dk, de, dz = (torch.stack(each[::-1]) for each in zip(*seen))
+        dof_end = dends.flatten(-2) @ starts.flatten(-2).mT
+        dsteps = (dleft * torch.stack((u, e), dim=1).unsqueeze(-2)).sum((1, -1), keepdim=True)
+        return dweights, dW, dk + dz @ W1, r * across(de, y), dof_end, dsteps, None
 
 
 MIXERS = {'attention': Attention, 'gated': GatedAttention, 'titans': Titans}
