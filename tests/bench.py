@@ -38,10 +38,10 @@ from model import rms_norm, rotate  # noqa: E402
 quick = False  # 4 layers and fewer repetitions
 device = 'auto'  # cpu or cuda
 only = ''  # the sections to run, separated by commas; empty: all
-section = ''  # be the process of this section: each has one, as a process keeps what it has freed
+section = ''  # used by this script: be the process of this section, as each has one
 seeds = '0,1,2'  # of what is trained, separated by commas
-steps_of = ''  # be one of the processes that are compared: do a step of this model for every line of input
-keep_freed = True  # as train.py does on a CPU
+steps_of = ''  # used by this script: do a step of this model for every line of input
+keep_freed = True  # used by this script: keep freed memory, as train.py does on a CPU
 configure(globals())
 
 try:

@@ -109,7 +109,7 @@ def test_interrupted_and_gone_on_with(run_study):
         assert time.time() < end
         time.sleep(0.02)
     job.send_signal(signal.SIGINT)
-    assert 'stopped, with 1 runs not finished' in job.communicate(timeout=60)[0] and job.returncode == 0
+    assert 'stopped, 1 runs to go' in job.communicate(timeout=60)[0] and job.returncode == 0
     assert not results() and '300' not in curve(next(Path().glob('out-study-toy-*/uniform-*')))
     run, = run_study(*COMMAND, '--only=uniform', '--seeds=1')
     script('train.py', 'toy.py', '--seed=0', '--out_dir=alone')

@@ -192,12 +192,14 @@ def train_all(study, path, scale_file, plan, arms, folder):
         return [task for task in tasks_of(study, plan, arms, seeds) if loss_of(study, task) is None]
 
     gpus = torch.cuda.device_count()
+    slots = jobs or gpus or os.cpu_count()
+    print(f'{len(waiting())} runs to do, {slots} at a time; what trials choose may add to them', flush=True)
     running, stopping, failed = {}, [], None  # running: {slot: (process, task, folder of the run)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopping.append(number))
     try:
         while running or (waiting() and not stopping):
-            for slot in set(range(jobs or gpus or os.cpu_count())) - set(running):
+            for slot in set(range(slots)) - set(running):
                 taken = [task for _, task, _ in running.values()]
                 task = next((task for task in waiting() if task not in taken), None)
                 if task and not stopping:
@@ -225,7 +227,7 @@ def train_all(study, path, scale_file, plan, arms, folder):
     if failed:
         fail(failed)
     if stopping:
-        print(f'stopped, with {len(waiting())} runs not finished: run it again to go on', flush=True)
+        print(f'stopped, {len(waiting())} runs to go: run it again to go on', flush=True)
 
 
 def start(out, scale_file, arguments, task, recipe, gpu):
