@@ -58,9 +58,9 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     flags = {**own, **fields}
     known = {**others, **flags}
     if '--help' in argv or '-h' in argv:
-        show((script['__doc__'] or '').strip() + describe(own))
+        describe((script['__doc__'] or '').strip(), own)
         if fields:
-            show('\n' + dataclass.__doc__.strip().splitlines()[0] + describe(fields))
+            describe('\n' + dataclass.__doc__.strip().splitlines()[0], fields)
         sys.exit()
     config = Config({name: default for name, (default, _) in known.items()})
     for arg in argv:
@@ -107,13 +107,12 @@ def literals(source, indent):
     return found
 
 
-def describe(settings):
-    """The lines of --help."""
-    lines = ['\n']
+def describe(title, settings):
+    """Print lines of --help."""
+    show(title + '\n')
     for name, (default, comment) in settings.items():
         default = str(default).lower() if isinstance(default, bool) else default
-        lines.append(f'  --{name}={default}'.ljust(40) + comment)
-    return '\n'.join(lines)
+        show(f'  --{name}={default}'.ljust(40) + comment)
 
 
 def run_file(path, config):

@@ -85,12 +85,12 @@ sys.excepthook = explain
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C just ends it
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where it starts: from nothing, from a checkpoint with the settings that it was trained with, or from Hugging Face
+# Where it starts: from nothing, from a checkpoint with the settings that it was trained with, or from Hugging Face's
 
 ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
 rank, local_rank, world_size = 0, 0, 1
 if ddp:
-    with fail_on((KeyError, ValueError), 'WORLD_SIZE is set, but not as torchrun does: use that, or unset WORLD_SIZE'):
+    with fail_on((KeyError, ValueError), 'WORLD_SIZE is set, but not by torchrun: start with torchrun, or unset it'):
         rank, local_rank, world_size = (int(os.environ[name]) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
         if not 0 <= rank < world_size:
             raise ValueError(f'RANK={rank} of WORLD_SIZE={world_size}')
@@ -289,7 +289,7 @@ if ddp:
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
                                     bucket_cap_mb=100,  # each bucket is a compiled graph: 25 MB make 120 of 1.3B
                                     gradient_as_bucket_view=True)
-    model.broadcast_buffers = False  # which never change; newer torch warns of it as an argument
+    model.broadcast_buffers = False  # they never change; as an argument, a newer torch warns of this
 
 
 def learning_rate_at(step):

@@ -622,7 +622,7 @@ def test_stderr_may_be_closed(train, monkeypatch):
 
 
 def test_an_odd_environment_is_one_line(train, monkeypatch):
-    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun does: .*: 'RANK'"),
+    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not by torchrun: .*: 'RANK'"),
                                ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not'),
                                ({'WORLD_SIZE': '0', 'RANK': '0', 'LOCAL_RANK': '0'}, 'RANK=0 of WORLD_SIZE=0'),
                                ({'WORLD_SIZE': '2', 'RANK': '0', 'LOCAL_RANK': '0'}, 'the 2 processes cannot meet: ')):
