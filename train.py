@@ -85,7 +85,7 @@ sys.excepthook = explain
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C just ends it
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where it starts: from nothing, from a checkpoint with the settings that it was trained with, or from Hugging Face's
+# Where it starts: from nothing, from a pretrained model, or from a checkpoint with the settings it was trained with
 
 ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
 rank, local_rank, world_size = 0, 0, 1
@@ -129,8 +129,8 @@ if checkpoint_path and (init_from == 'scratch' or is_pretrained):
 if not checkpoint_path and init_from in ('resume', 'best'):
     fail(f'{Path(out_dir, names[0])}: no such checkpoint')
 if checkpoint_path:
-    with fail_on(Exception, f'{checkpoint_path} cannot be read, or is no checkpoint of train.py; where ckpt_best.pt is '
-                            'whole, it can take its place'):
+    with fail_on(Exception, f'{checkpoint_path} cannot be read, or is no checkpoint of train.py (another in {out_dir} '
+                            'that is whole can take its place)'):
         checkpoint = torch.load(checkpoint_path, map_location='cpu', weights_only=True, mmap=True)
         for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
             if name not in checkpoint:
@@ -326,7 +326,7 @@ def evaluate(data):
     batches = [(starts[i:i + batch_size], block_size) for i in range(0, len(starts), batch_size)]
     if n_targets % block_size:
         batches.append(([len(starts) * block_size], n_targets % block_size))
-    nats = nats_of_bytes = n_bytes = 0.0
+    sums = np.zeros(3)  # nats, nats of the tokens that stand for bytes, bytes
     raw_model.eval()
     for round_ in range(0, len(batches), world_size):
         if round_ + rank < len(batches):
@@ -336,12 +336,11 @@ def evaluate(data):
                 losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
             losses = losses.cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
-            nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
-            n_bytes += bytes_of.sum()
+            sums += losses.sum(), losses[bytes_of > 0].sum(), bytes_of.sum()
         if any(sum_over_processes(len(stop_signals))):
             raise KeyboardInterrupt
     raw_model.train()
-    nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
+    nats, nats_of_bytes, n_bytes = sum_over_processes(*sums)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
     if not math.isfinite(loss):
         fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; what is saved is as it was')
