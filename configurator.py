@@ -14,18 +14,17 @@ own. `--help` prints the settings with the comments beside them. `--name` alone 
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
-import io
+import math
 import os
 import re
 import signal
 import symtable
 import sys
-import textwrap
 import time
-import tokenize
 import traceback
 import types
 from pathlib import Path
@@ -59,14 +58,17 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     flags = {**own, **fields}
     known = {**others, **flags}
     if '--help' in argv or '-h' in argv:
-        show((script['__doc__'] or '').strip() + describe(own))
+        describe((script['__doc__'] or '').strip(), own)
         if fields:
-            show('\n' + dataclass.__doc__.strip().splitlines()[0] + describe(fields))
+            describe('\n' + dataclass.__doc__.strip().splitlines()[0], fields)
         sys.exit()
     config = Config({name: default for name, (default, _) in known.items()})
     for arg in argv:
         if not arg.startswith('-'):
-            allowed, assigned = known, run_file(find(arg, path.parent), config)
+            files = [file for file in (Path(arg), path.parent / arg) if file.is_file()]  # here, or beside the script
+            if not files:
+                fail(f'{arg}: no such config file (a flag is written --name=value)')
+            allowed, assigned = known, run_file(files[0], config)
         else:
             name, equals, text = arg.lstrip('-').partition('=')
             if not equals and type(config.get(name)) is not bool:
@@ -83,95 +85,41 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     return config
 
 
-def fail(message):
-    """End the program with one line on stderr and status 1. Under torchrun, one process of a machine speaks for all."""
-    rank = os.environ.get('LOCAL_RANK', '0')
-    if rank.isdecimal() and int(rank) > 0:
-        # torchrun ends every process as soon as one has left: leave the first the time to speak.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(15)
-    raise SystemExit(' '.join(str(message).split()))
-
-
-def explain(kind, error, trace):
-    """As sys.excepthook: a line where there was too little memory, and a traceback of what should not have happened."""
-    if issubclass(kind, MemoryError) or re.search("out of memory|can't allocate memory", str(error)):
-        fail(f'{error}: try smaller batches, shorter contexts or a smaller model')
-    sys.__excepthook__(kind, error, trace)
-
-
-def show(text='', end='\n'):
-    """Print, whatever stdout is: characters that it cannot show are replaced; where it is full, or its reader has left
-    as head does, this and all that follows is dropped."""
-    try:
-        encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
-        print(text.encode(encoding, 'replace').decode(encoding), end=end, flush=True)
-    except OSError:
-        sys.stdout = open(os.devnull, 'w')
-
-
-@functools.lru_cache(maxsize=None)  # the study asks for hundreds of arms
+@functools.cache  # the study asks for hundreds of arms
 def settings(path, dataclass):
     """The settings of a script, and those of the dataclass that the script does not have, each as {name: (default,
     comment)}."""
-    fields = {}
-    if dataclass:
-        source = textwrap.dedent(inspect.getsource(dataclass))
-        fields = literals(source, ast.parse(source).body[0].body)
-    source = path.read_text(encoding='utf-8')
-    own = {name: (default, comment or fields.get(name, ('', ''))[1])
-           for name, (default, comment) in literals(source, top_level(ast.parse(source))).items()}
-    return own, {name: setting for name, setting in fields.items() if name not in own}
+    fields = literals(inspect.getsource(dataclass), '    ') if dataclass else {}
+    source = path.read_text(encoding='utf-8').partition('configure(globals()')[0]
+    script, _, main = source.partition("if __name__ == '__main__':")
+    own = {**literals(script, ''), **literals(main, '    ')}
+    own = {name: (default, comment or fields.get(name, ('', ''))[1]) for name, (default, comment) in own.items()}
+    return own, {name: field for name, field in fields.items() if name not in own}
 
 
-def literals(source, statements):
-    """{name: (default, comment)} of the lower-case names that statements give a literal value, up to a configure()."""
-    comments = {token.start[0]: token.string.lstrip('# ')
-                for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT}
+def literals(source, indent):
+    """{name: (default, comment)} of lines `name = literal  # comment` or `name: type = ...`, with this indent."""
     found = {}
-    for node in statements:
-        if 'configure(globals()' in ast.unparse(node):
-            break
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, 'target', None)
-        if isinstance(target, ast.Name) and target.id.islower():
-            try:
-                found[target.id] = ast.literal_eval(node.value), comments.get(node.lineno, '')
-            except ValueError:
-                pass  # computed, so not a setting
+    line = rf'^{indent}([a-z][a-z0-9_]*)(?:: \w+)? = (.*?)(?:  # (.*))?$'
+    for name, value, comment in re.findall(line, source, re.MULTILINE):
+        with contextlib.suppress(ValueError, SyntaxError):  # computed, so not a setting
+            found[name] = ast.literal_eval(value), comment
     return found
 
 
-def top_level(module):
-    """The statements of a module, and those of its `if __name__ == '__main__':`."""
-    for node in module.body:
-        if isinstance(node, ast.If):
-            yield from node.body
-        elif isinstance(node, (ast.Assign, ast.Expr)):
-            yield node
-
-
-def describe(settings):
-    """The lines of --help."""
-    lines = ['\n']
+def describe(title, settings):
+    """Print lines of --help."""
+    show(title + '\n')
     for name, (default, comment) in settings.items():
         default = str(default).lower() if isinstance(default, bool) else default
-        lines.append(f'  --{name}={default}'.ljust(40) + comment)
-    return '\n'.join(lines)
-
-
-def find(name, folder):
-    """The path of a config file: from the working directory, or else beside the script."""
-    for path in (Path(name), folder / name):
-        if path.is_file():
-            return path
-    fail(f'{name}: no such config file (a flag is written --name=value)')
+        show(f'  --{name}={default}'.ljust(40) + comment)
 
 
 def run_file(path, config):
     """Run a config file, which sees the values so far, and return what it assigns at its top level."""
     namespace = {**config, '__file__': str(path)}
     try:
-        source = path.read_text(encoding='utf-8-sig')  # Windows' editors write the mark of it
+        source = path.read_text(encoding='utf-8-sig')  # which Windows' editors write
         exec(compile(source, str(path), 'exec'), namespace)
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -185,14 +133,12 @@ def run_file(path, config):
 
 def parse(text, default):
     """The value that a flag's text stands for, where the default is of this type."""
-    if isinstance(default, str) and not (default == 'auto' and text.lower() in ('true', 'false')):
-        return text
-    if text.lower() in ('true', 'false'):
+    if text.lower() in ('true', 'false') and (default == 'auto' or not isinstance(default, str)):
         return text.lower() == 'true'
-    try:
-        return ast.literal_eval(text)
-    except Exception:  # whatever Python's parser does not like
-        return text
+    if not isinstance(default, str):
+        with contextlib.suppress(Exception):  # whatever Python's parser does not like
+            return ast.literal_eval(text)
+    return text
 
 
 def convert(value, default, what):
@@ -204,3 +150,57 @@ def convert(value, default, what):
     if type(value) is type(default) or (default == 'auto' and type(value) is bool):
         return value
     fail(f'{what} should be of type {type(default).__name__}, like {default!r}, and not {value!r}')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a user is told: lines, and no tracebacks
+
+
+def show(text='', end='\n'):
+    """Print, whatever stdout is: characters that it cannot show are replaced; where it is full, or its reader has left
+    as head does, this and all that follows is dropped."""
+    try:
+        encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
+        print(text.encode(encoding, 'replace').decode(encoding), end=end, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, 'w')
+
+
+def fail(message):
+    """End the program with one line on stderr and status 1. Under torchrun, one process of a machine speaks for all."""
+    rank = os.environ.get('LOCAL_RANK', '0')
+    if rank.isdecimal() and int(rank) > 0:
+        wait_for_torchrun(15)
+    raise SystemExit(' '.join(str(message).split()))
+
+
+@contextlib.contextmanager
+def fail_on(errors, what=''):
+    """Where one of these errors is raised, end the program with what is wrong and the error's own words."""
+    try:
+        yield
+    except errors as error:
+        fail(f'{what}: {error}' if what else error)
+
+
+def check_range(settings, names, least, below=math.inf):
+    """End the program unless least <= value < below for these settings, names in a text."""
+    for name in names.split():
+        if not least <= settings[name] < below:
+            fail(f'{name}={settings[name]}: must be at least {least} and below {below}')
+
+
+def explain(kind, error, trace):
+    """As sys.excepthook: a line where there was too little memory, and a traceback of what should not have happened.
+    Where one process of torchrun's fails, those that wait for it fail too, and leave it to torchrun to end them."""
+    if 'LOCAL_RANK' in os.environ:
+        wait_for_torchrun(10)
+    if issubclass(kind, MemoryError) or re.search("out of memory|can't allocate memory", str(error)):
+        fail(f'{error}: try smaller batches, shorter contexts or a smaller model')
+    sys.__excepthook__(kind, error, trace)
+
+
+def wait_for_torchrun(seconds):
+    """Give torchrun the time to end this process, as it does with all as soon as one has left."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(seconds)

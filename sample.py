@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from configurator import configure, explain, fail, show
+from configurator import check_range, configure, explain, fail, fail_on, show
 from model import GPT, GPTConfig, ffn_widths, resolve_device
 from prepare import Tokenizer, Tokens, read_tokenizer
 
@@ -50,10 +50,8 @@ dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast
 
 config = configure(globals(), files_of=('train.py', GPTConfig))
 is_pretrained = checkpoint.startswith('hf:')
-for name, least in (('seed', 0), ('limit', 0), ('eval_batch', 1), ('probe_tokens', 1), ('num_samples', 0),
-                    ('max_new_tokens', 0)):
-    if not least <= globals()[name] < 2**63:
-        fail(f'{name}={globals()[name]}: must be at least {least} and below 2**63')
+check_range(config, 'num_samples max_new_tokens seed limit', least=0)
+check_range(config, 'eval_batch probe_tokens', least=1)
 if tasks and not tasks.replace(',', ' ').split():
     fail(f'tasks={tasks}: names no task')
 if tasks and probe:
@@ -65,7 +63,6 @@ if tasks_dir and not Path(tasks_dir).is_dir():
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 sys.excepthook = explain
 
-
 path = Path(checkpoint or Path(out_dir, 'ckpt.pt'))
 source = checkpoint if is_pretrained else path.name  # of the model, in results
 folder = path.parent if not is_pretrained else Path(out_dir if 'out_dir' in config.given else '')  # of results
@@ -74,12 +71,10 @@ folder = path.parent if not is_pretrained else Path(out_dir if 'out_dir' in conf
 def write(name, text):
     """A file of results; what was there before stays whole until it is."""
     part = folder / f'{name}.part'
-    try:
+    with fail_on(OSError, f'{folder / name} cannot be written'):
         folder.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding='utf-8')
         os.replace(part, folder / name)
-    except OSError as error:
-        fail(f'{folder / name}: {error.strerror}')
 
 
 def load():
@@ -88,30 +83,22 @@ def load():
         return GPT.from_pretrained(checkpoint[3:], compute_dtype), Tokenizer.load(checkpoint), '', None
     if not path.is_file():
         fail(f'{path}: no such checkpoint; train one with train.py, or say --out_dir, or the path by --checkpoint')
-    try:
+    with fail_on(Exception, f'{path} is no checkpoint of train.py, or of another model.py than this'):
         saved = torch.load(path, map_location='cpu', weights_only=True)
         model = GPT(GPTConfig(**saved['model_args']), compute_dtype)
         model.load_state_dict(saved['model'])
         return model, Tokenizer(saved['tokenizer']), saved['config']['dataset'], saved['iter_num']
-    except Exception as error:
-        fail(f'{path} is no checkpoint of train.py, or of another model.py than this: {error}')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Samples
 
 
-def prompt():
-    if not start.startswith('FILE:'):
-        return start
-    try:
-        return Path(start[5:]).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f'--start={start}: {error}')
-
-
 def print_samples(model, tokenizer):
-    text = prompt()
+    text = start
+    if start.startswith('FILE:'):
+        with fail_on((OSError, UnicodeDecodeError), f'--start={start}'):
+            text = Path(start[5:]).read_text(encoding='utf-8')
     idx = torch.tensor([[tokenizer.eot, *tokenizer.encode(text)]], device=device)  # as every document begins
     for _ in range(num_samples):
         show(text, end='')
@@ -207,13 +194,11 @@ def language_model(model, tokenizer, batch_size):
 def run_tasks(model, tokenizer, step):
     """Write the harness's numbers to tasks.json, or tasks-limit-N.json of a part, and print its table."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # its processes, for standard errors, could run this script again
-    try:
+    with fail_on(ImportError, '--tasks needs a recent lm-evaluation-harness (pip install -U lm-eval)'):
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import make_table
         harness_model = language_model(model, tokenizer, eval_batch)
-    except ImportError as error:
-        fail(f'--tasks needs a recent lm-evaluation-harness: pip install -U lm-eval ({error})')
     try:
         manager = TaskManager(include_path=tasks_dir or None)
         loaded = manager.load(tasks.split(','))['tasks']
@@ -297,7 +282,7 @@ def run_probe(model, tokenizer, dataset, step):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-try:
+with fail_on(ValueError):
     device, compute_dtype = resolve_device(device, 'float32' if probe else dtype)
     if torch.device(device).type == 'cuda':
         torch.set_float32_matmul_precision('high')  # TF32, as in training
@@ -312,5 +297,3 @@ try:
         run_probe(model, tokenizer, dataset or trained_on, step)
     else:
         print_samples(model, tokenizer)
-except ValueError as error:
-    fail(str(error))

@@ -17,7 +17,6 @@ frequencies in training, not its learning while reading: no weight changes withi
 import contextlib
 import functools
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -35,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import prepare
-from configurator import configure, explain, fail, show
+from configurator import check_range, configure, explain, fail, fail_on, show
 from model import GPT, GPTConfig, budget, ffn_widths, keep_freed_memory, prefer_cudnn, resolve_device, shape_of
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -82,65 +81,20 @@ dtype = 'auto'  # float32, bfloat16, float16, or auto: bfloat16 where it is fast
 compile = 'auto'  # torch.compile: true, false, or auto: on a GPU
 
 config = configure(globals(), GPTConfig)
+sys.excepthook = explain
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C just ends it
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where it starts: from nothing, or from a checkpoint with the settings that it was trained with
+# Where it starts: from nothing, from a pretrained model, or from a checkpoint with the settings it was trained with
 
-# What a resumed run may set anew.
-FREE_TO_CHANGE = {'out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
-                  'log_interval', 'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype',
-                  'compile'}
-LIMITS = [  # settings, the least and the first too large value
-    (('eval_interval', 'log_interval', 'batch_size', 'gradient_accumulation_steps', 'block_size'), 1, 2**63),
-    (('max_iters', 'eval_tokens', 'sample_tokens', 'seed', 'warmup_iters', 'lr_decay_iters'), 0, 2**63),
-    (('learning_rate', 'min_lr', 'weight_decay', 'grad_clip'), 0, math.inf), (('beta1', 'beta2'), 0, 1)]
-CHOICES = {'init_from': ('scratch', 'resume', 'auto', 'best', 'hf:FOLDER_OR_NAME'), 'compile': ('auto', True, False)}
-
-
-def check_settings(config):
-    for names, least, end in LIMITS:
-        for name in names:
-            if not least <= config[name] < end:
-                fail(f'{name}={config[name]}: must be at least {least} and below {end}')
-    for name, values in CHOICES.items():
-        if config[name] not in values and not (name == 'init_from' and is_pretrained):
-            fail(f'{name}={config[name]}: must be one of {", ".join(map(str, values)).lower()}')
-    if init_from == 'best' and not eval_only:
-        fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
-
-
-def find_checkpoint():
-    """(path, checkpoint) of what out_dir has, or (None, None)."""
-    names = ['ckpt_best.pt'] if init_from == 'best' else ['ckpt.pt', 'ckpt_best.pt']
-    found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
-    if found and (init_from == 'scratch' or is_pretrained):
-        fail(f'{found[0]} is there already: go on from it with --init_from=resume, or choose another --out_dir')
-    if not found and init_from in ('resume', 'best'):
-        fail(f'{Path(out_dir, names[0])}: no such checkpoint')
-    if not found:
-        return None, None
-    try:
-        checkpoint = torch.load(found[0], map_location='cpu', weights_only=True, mmap=True)
-        for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
-            checkpoint[name]  # or KeyError
-        return found[0], checkpoint
-    except Exception as error:
-        other = f'; {found[1]} may be whole: put it in its place' if found[1:] else ''
-        fail(f'{found[0]} cannot be read, or is no checkpoint of train.py{other} ({type(error).__name__}: {error})')
-
-
-def settings_to_resume(config, trained):
-    """The checkpoint's settings, but for what may change and was set now. Ends the run if something else was set."""
-    unknown = sorted(config.keys() - trained.keys())  # what the checkpoint is too old to know had no effect on it
-    if unknown:
-        say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
-    trained = {**{name: config.defaults[name] for name in unknown}, **trained}
-    changes = [name for name in sorted(config.given - FREE_TO_CHANGE) if config[name] != trained[name]]
-    if changes:
-        fail(f'{checkpoint_path} was trained otherwise: '
-             + ', '.join(f'{name} was {trained[name]!r} and is {config[name]!r}' for name in changes))
-    return {**trained, **{name: config[name] for name in config.given | {'out_dir', 'init_from', 'eval_only'}}}
+ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
+rank, local_rank, world_size = 0, 0, 1
+if ddp:
+    with fail_on((KeyError, ValueError), 'WORLD_SIZE is set, but not by torchrun: start with torchrun, or unset it'):
+        rank, local_rank, world_size = (int(os.environ[name]) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
+        if not 0 <= rank < world_size:
+            raise ValueError(f'RANK={rank} of WORLD_SIZE={world_size}')
+master = rank == 0  # the process that prints and saves
 
 
 def say(text):
@@ -149,53 +103,77 @@ def say(text):
             show(text)
 
 
-ddp = 'WORLD_SIZE' in os.environ  # one of several processes, with what torchrun sets for each
-try:
-    rank, local_rank, world_size = (int(os.environ[name]) if ddp else default for name, default in
-                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
-    if not 0 <= rank < world_size:
-        raise ValueError(f'RANK={rank} of WORLD_SIZE={world_size}')
-except (KeyError, ValueError) as error:
-    fail(f'WORLD_SIZE is set, but not as torchrun sets it, with {error}: start with torchrun, or unset WORLD_SIZE')
-master = rank == 0  # the process that prints and saves
-is_pretrained = init_from.startswith('hf:')  # a model of Hugging Face's, to be trained on
-checkpoint_path, checkpoint = find_checkpoint()
-lock = None  # an open file in out_dir, which no other process can lock until this one closes it or dies
-if checkpoint:
-    config.update(settings_to_resume(config, checkpoint['config']))
-check_settings(config)
+FREE_TO_CHANGE = {'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'log_interval', 'sample_tokens',
+                  'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile'}
+
+
+def take_over(theirs, source):
+    """Go on with the settings of a trained model. Ends the run if one was set otherwise that is not free to change."""
+    changed = [name for name in sorted(config.given & theirs.keys() - FREE_TO_CHANGE) if config[name] != theirs[name]]
+    if changed:
+        fail(f'{source} was trained otherwise: '
+             + ', '.join(f'{name} was {theirs[name]!r} and is {config[name]!r}' for name in changed))
+    config.update({name: value for name, value in theirs.items() if name not in config.given})
+
+
+is_pretrained = init_from.startswith('hf:')
+if init_from not in ('scratch', 'resume', 'auto', 'best') and not is_pretrained:
+    fail(f'init_from={init_from}: must be scratch, resume, auto, best or hf:FOLDER_OR_NAME')
+if init_from == 'best' and not eval_only:
+    fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
+names = ('ckpt_best.pt',) if init_from == 'best' else ('ckpt.pt', 'ckpt_best.pt')
+checkpoint_path = next((path for path in (Path(out_dir, name) for name in names) if path.exists()), None)
+checkpoint = None
+if checkpoint_path and (init_from == 'scratch' or is_pretrained):
+    fail(f'{checkpoint_path} is there already: go on from it with --init_from=resume, or choose another --out_dir')
+if not checkpoint_path and init_from in ('resume', 'best'):
+    fail(f'{Path(out_dir, names[0])}: no such checkpoint')
+if checkpoint_path:
+    with fail_on(Exception, f'{checkpoint_path} cannot be read, or is no checkpoint of train.py (another in {out_dir} '
+                            'that is whole can take its place)'):
+        checkpoint = torch.load(checkpoint_path, map_location='cpu', weights_only=True, mmap=True)
+        for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
+            if name not in checkpoint:
+                raise ValueError(f'it has no {name}')
+    unknown = sorted(config.keys() - checkpoint['config'].keys())
+    if unknown:
+        say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
+    of_this_run = {'out_dir': out_dir, 'init_from': init_from, 'eval_only': eval_only}
+    take_over({**config.defaults, **checkpoint['config'], **of_this_run}, checkpoint_path)
 config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
 globals().update(config)  # each setting is a variable of this script
+check_range(config, 'eval_interval log_interval batch_size gradient_accumulation_steps block_size', least=1)
+check_range(config, 'max_iters eval_tokens sample_tokens seed warmup_iters lr_decay_iters', least=0)
+check_range(config, 'learning_rate min_lr weight_decay grad_clip', least=0)
+check_range(config, 'beta1 beta2', least=0, below=1)
+if compile not in ('auto', True, False):
+    fail(f'compile={compile}: must be auto, true or false')
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The processes: one, or those of torchrun. One that fails says so in a line and leaves, and torchrun ends the others.
+# The machine, and what its processes share
 
 if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared equally by the {world_size} '
          'processes: make it a multiple')
 micro_steps = gradient_accumulation_steps // world_size  # of this process, in each step
-try:
+with fail_on(ValueError):
     device, compute_dtype = resolve_device(device, dtype)
-except ValueError as error:
-    fail(str(error))
+config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
 device_type = torch.device(device).type
 if device_type == 'cpu':
     keep_freed_memory()
-config['dtype'] = str(compute_dtype).removeprefix('torch.')  # a resumed run goes on in what 'auto' was
-stop_requested = False
-STOPS = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)}  # the last when a terminal closes
-
-
-def request_stop(*_):
-    global stop_requested
-    stop_requested = True
-
-
-def wait_for_torchrun(*error):
-    """When one process fails, those that wait for it fail too: leave it to torchrun to end them."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(0 if stop_requested else 10)
-    explain(*error)
+if device_type == 'cuda':
+    torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
+if ddp and device_type == 'cuda':
+    processes, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)), torch.cuda.device_count()
+    if processes > gpus:
+        fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
+    device = f'cuda:{local_rank}'
+    torch.cuda.set_device(device)
+if ddp:
+    with fail_on((RuntimeError, ValueError), f'the {world_size} processes cannot meet'):
+        dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
+    control = dist.new_group(backend='gloo')  # for small messages between the CPUs
 
 
 def sum_over_processes(*values):
@@ -204,20 +182,6 @@ def sum_over_processes(*values):
         dist.all_reduce(sums, group=control)
     return sums.tolist()
 
-
-sys.excepthook = wait_for_torchrun if ddp else explain
-if ddp:
-    if device_type == 'cuda':
-        processes, gpus = int(os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)), torch.cuda.device_count()
-        if processes > gpus:
-            fail(f'{processes} processes on a machine with {gpus} GPUs: start torchrun with --nproc_per_node={gpus}')
-        device = f'cuda:{local_rank}'
-        torch.cuda.set_device(device)
-    try:
-        dist.init_process_group('nccl' if device_type == 'cuda' else 'gloo')
-    except (RuntimeError, ValueError) as error:
-        fail(f'the {world_size} processes cannot meet: {error}')
-    control = dist.new_group(backend='gloo')  # for small messages between the CPUs
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The data
@@ -241,8 +205,8 @@ for data in (train_data, *eval_data.values()):
         fail(f'{data.name} has {len(data):,} tokens, less than a window of block_size + 1: prepare more text, or lower '
              '--block_size')
 n_windows = (len(train_data) - 1) // block_size
-data_id = json.dumps([meta, len(train_data), len(val_data)], sort_keys=True)
-data_id = hashlib.sha256(data_id.encode()).hexdigest()
+described = json.dumps([meta, len(train_data), len(val_data)], sort_keys=True)
+data_id = hashlib.sha256(described.encode()).hexdigest()
 if checkpoint and checkpoint['tokenizer'] != tokenizer.state():
     fail(f'{checkpoint_path} was trained with another tokenizer than that of data/{dataset}')
 if checkpoint and checkpoint['data_id'] != data_id:
@@ -284,27 +248,18 @@ def get_batches(step):
 
 config['vocab_size'] = vocab_size or meta['vocab_size']
 torch.manual_seed(seed)
-try:
+with fail_on(ValueError):
     if is_pretrained:
         raw_model = GPT.from_pretrained(init_from[3:], compute_dtype, block_size=block_size, dropout=config['dropout'])
-        shape = asdict(raw_model.config)
-        others = [name for name in shape if name in config.given and config[name] != shape[name]]
-        if others:
-            fail(f'{init_from} has a shape of its own, with {", ".join(f"{name}={shape[name]!r}" for name in others)}: '
-                 'leave out what sets it otherwise')
-        config.update(shape)
+        take_over(asdict(raw_model.config), init_from)
         theirs = prepare.Tokenizer.load(init_from)
         if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
             fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
     else:
         raw_model = GPT(shape_of(config), compute_dtype)
-except ValueError as error:
-    fail(str(error))
 model_config = raw_model.config
 if model_config.vocab_size < meta['vocab_size']:
     fail(f'vocab_size={model_config.vocab_size} is less than the {meta["vocab_size"]} of data/{dataset}')
-if device_type == 'cuda':
-    torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
 raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
 scaler = torch.amp.GradScaler(device_type, enabled=compute_dtype == torch.float16)  # so that no gradient rounds to 0
@@ -312,15 +267,13 @@ slow_parameters = list(raw_model.slow_parameters())
 ahead = {}  # slow parameters by name, as the optimizer has them and the model does not yet
 step, best_val_loss = 0, math.inf
 if checkpoint:
-    try:
+    with fail_on(Exception, f'{checkpoint_path} does not fit model.py as it is now'):
         raw_model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
         if checkpoint.get('scaler'):
             scaler.load_state_dict(checkpoint['scaler'])
         if list(checkpoint['model']) != list(raw_model.state_dict()):  # by which the optimizer knows them
             raise ValueError('its weights are in another order')
-    except Exception as error:
-        fail(f'{checkpoint_path} does not fit model.py as it is now: {error}')
     ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
     step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
     checkpoint = None  # frees its memory
@@ -331,14 +284,12 @@ if compiled and device_type == 'cpu' and not any(map(shutil.which, (os.environ.g
     fail('compile=true needs a C++ compiler on a CPU, as g++ is: install one, or leave it out')
 if compiled:  # Titans compiles each shape of block twice, to train and to evaluate: allow for so many
     torch._dynamo.config.cache_size_limit += 2 * len(set(map(tuple, ffn_widths(model_config))))
-single_model = torch.compile(raw_model) if compiled else raw_model
-model = single_model
+model = single_model = torch.compile(raw_model) if compiled else raw_model
 if ddp:
-    signature = inspect.signature(DistributedDataParallel).parameters
-    sync_buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in signature else 'broadcast_buffers'  # older torch
     model = DistributedDataParallel(single_model, [local_rank] if device_type == 'cuda' else None,
                                     bucket_cap_mb=100,  # each bucket is a compiled graph: 25 MB make 120 of 1.3B
-                                    gradient_as_bucket_view=True, **{sync_buffers: False})
+                                    gradient_as_bucket_view=True)
+    model.broadcast_buffers = False  # they never change; as an argument, a newer torch warns of this
 
 
 def learning_rate_at(step):
@@ -368,14 +319,14 @@ def evaluate(data):
     """Loss in nats, perplexity, and bits per byte of the first eval_tokens targets, in windows that share no target.
 
     The sums are over the same tokens however many processes share them. Tokens that stand for no byte, as end-of-text,
-    count in the loss and not in bits per byte. Returns None if the run is to stop before the end.
+    count in the loss and not in bits per byte. Raises KeyboardInterrupt if the run is to stop.
     """
     n_targets = min(len(data) - 1, eval_tokens or len(data))
     starts = range(0, n_targets - n_targets % block_size, block_size)
     batches = [(starts[i:i + batch_size], block_size) for i in range(0, len(starts), batch_size)]
     if n_targets % block_size:
         batches.append(([len(starts) * block_size], n_targets % block_size))
-    nats = nats_of_bytes = n_bytes = 0.0
+    sums = np.zeros(3)  # nats, nats of the tokens that stand for bytes, bytes
     raw_model.eval()
     for round_ in range(0, len(batches), world_size):
         if round_ + rank < len(batches):
@@ -385,35 +336,25 @@ def evaluate(data):
                 losses = (single_model if whole else raw_model)(idx, targets, reduction='none')[1]
             losses = losses.cpu().double().numpy()
             bytes_of = token_bytes[targets.cpu().numpy()]
-            nats, nats_of_bytes = nats + losses.sum(), nats_of_bytes + losses[bytes_of > 0].sum()
-            n_bytes += bytes_of.sum()
-        if any(sum_over_processes(stop_requested)):
-            return None
+            sums += losses.sum(), losses[bytes_of > 0].sum(), bytes_of.sum()
+        if any(sum_over_processes(len(stop_signals))):
+            raise KeyboardInterrupt
     raw_model.train()
-    nats, nats_of_bytes, n_bytes = sum_over_processes(nats, nats_of_bytes, n_bytes)
+    nats, nats_of_bytes, n_bytes = sum_over_processes(*sums)
     loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
     if not math.isfinite(loss):
         fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; what is saved is as it was')
-    return {'val_loss': loss, 'val_ppl': math.exp(min(loss, 700)), 'val_bpb': bits_per_byte}
-
-
-def evaluate_all():
-    """The scores on all data sets, which it prints, or None if the run is to stop before the end."""
-    scores = {}
-    for end, data in eval_data.items():
-        found = evaluate(data)
-        if found is None:
-            return None
-        say(f'step {step}: {data.name} loss {found["val_loss"]:.4f}, perplexity {found["val_ppl"]:.3f}, '
-            f'{found["val_bpb"]:.4f} bits per byte')
-        scores.update({name + end: score for name, score in found.items()})
-    return scores
+    perplexity = math.exp(min(loss, 700))
+    say(f'step {step}: {data.name} loss {loss:.4f}, perplexity {perplexity:.3f}, {bits_per_byte:.4f} bits per byte')
+    return {'val_loss': loss, 'val_ppl': perplexity, 'val_bpb': bits_per_byte}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints and metrics, kept by the master. If it cannot write them, the run ends, and old files stay whole.
 
 metrics_path = Path(out_dir, 'metrics.jsonl')
+unwritable = f'{Path(out_dir)} cannot be written (mend that, or choose another --out_dir)'
+evaluated = False  # whether metrics.jsonl has the scores of this step
 
 
 def save(name):
@@ -421,73 +362,51 @@ def save(name):
     try:
         with open(temporary, 'wb') as file:
             torch.save({'model': raw_model.state_dict(), 'optimizer': optimizer.state_dict(),
-                        'scaler': scaler.state_dict(),
-                        'model_args': asdict(model_config), 'iter_num': step, 'best_val_loss': best_val_loss,
-                        'config': dict(config), 'tokenizer': tokenizer.state(), 'data_id': data_id,
-                        **({'ahead': ahead} if ahead else {})}, file)
+                        'scaler': scaler.state_dict(), 'model_args': asdict(model_config), 'iter_num': step,
+                        'best_val_loss': best_val_loss, 'config': dict(config), 'tokenizer': tokenizer.state(),
+                        'data_id': data_id, **({'ahead': ahead} if ahead else {})}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, Path(out_dir, name))
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if Path(out_dir).exists():
-            check_room(1)
-        fail(f'{out_dir} cannot be written: {error.__context__ or error}')
-
-
-def check_room(copies):
-    """End the run if so many more checkpoints do not fit on the disk."""
-    need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
-    free = shutil.disk_usage(Path(out_dir)).free
-    if free < need:
-        fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has {free / 1e9:,.3f} '
-             'GB left: make room, or choose another --out_dir')
+        fail(f'{unwritable}: {error.__context__ or error}')
 
 
 def log(numbers):
-    try:
-        with open(metrics_path, 'a') as file:
-            file.write(json.dumps({'step': step, **numbers}) + '\n')
-    except OSError as error:
-        fail(f'{metrics_path} cannot be written: {error.strerror}')
+    with fail_on(OSError, unwritable), open(metrics_path, 'a') as file:
+        file.write(json.dumps({'step': step, **numbers}) + '\n')
     if wandb_log:
         wandb.log(numbers, step=step)
 
 
-def open_folder():
-    """Make out_dir this run's alone, with room for its checkpoints, and drop the metrics of steps that it will make.
-    Returns whether the model of this step has been evaluated."""
-    global lock
-    try:
+if master and not eval_only:
+    with fail_on(OSError, unwritable):
         Path(out_dir).mkdir(parents=True, exist_ok=True)
-        lock = open(Path(out_dir, 'lock'), 'w')
+        lock = open(Path(out_dir, 'lock'), 'w')  # no other process can lock it until this one closes it or dies
         if prepare.lock(lock) is False:
             fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
-        check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
+        copies = 1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt'))
+        need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
+        free = shutil.disk_usage(Path(out_dir)).free
+        if free < need:
+            fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has '
+                 f'{free / 1e9:,.3f} GB left: make room, or choose another --out_dir')
         kept, resumed = [], checkpoint_path and metrics_path.exists()  # not where only a checkpoint was brought here
         for line in metrics_path.read_text(errors='replace').splitlines() if resumed else []:
-            try:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the end of a line that was being written, say
                 numbers = json.loads(line)
                 if numbers['step'] < step or (numbers['step'] == step and 'val_loss' in numbers):
                     kept.append(numbers)
-            except (ValueError, KeyError, TypeError):
-                pass  # not a line of metrics: the end of one that was being written, say
+                    evaluated = numbers['step'] == step
         temporary = metrics_path.with_suffix('.tmp')
         temporary.write_text(''.join(json.dumps(numbers) + '\n' for numbers in kept))
         os.replace(temporary, metrics_path)
-        return any(numbers['step'] == step for numbers in kept)
-    except OSError as error:
-        fail(f'{error.filename or out_dir} cannot be written: {error.strerror}; mend that, or choose another --out_dir')
-
-
-if wandb_log:
-    try:
+if master and wandb_log:
+    with fail_on(ImportError, 'wandb_log=true needs the package wandb: pip install wandb'):
         import wandb
-    except ImportError:
-        fail('wandb_log=true needs the package wandb: pip install wandb')
-    if master:
-        wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
+    wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Training
@@ -504,24 +423,25 @@ say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer
     f'{tokens_per_step:,} tokens a step, {len(train_data) / tokens_per_step:,.1f} steps an epoch of data/{dataset}')
 if checkpoint_path and step >= max_iters and not eval_only:
     say(f'{checkpoint_path} has {step} steps already: to go on, raise --max_iters')
-if eval_only:
-    if not checkpoint_path:
-        say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
-    evaluate_all()
-else:
-    for number in STOPS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
-            signal.signal(number, request_stop)
-    evaluated = any(sum_over_processes(master and open_folder()))
+if eval_only and not checkpoint_path:
+    say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
+stop_signals = []  # that this process has had
+for name in ('SIGTERM', 'SIGINT', 'SIGHUP'):  # the last when a terminal closes, on systems that have it
+    number = getattr(signal, name, signal.SIGTERM)
+    if not eval_only and signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
+        signal.signal(number, lambda number, frame: stop_signals.append(number))
+evaluated = any(sum_over_processes(evaluated))
 bar = tqdm(total=max_iters, initial=step, unit='step', disable=not (master and sys.stderr and sys.stderr.isatty()))
-clock, clock_step, stopping = time.perf_counter(), step, False
+clock, clock_step = time.perf_counter(), step
 batches = get_batches(step)
 
-while not eval_only:
-    if (step % eval_interval == 0 or step >= max_iters) and not evaluated:
-        scores = evaluate_all()
-        stopping = scores is None
-        if scores:
+try:
+    while True:
+        if (step % eval_interval == 0 or step >= max_iters or eval_only) and not evaluated:
+            scores = {name + suffix: score for suffix, data in eval_data.items()
+                      for name, score in evaluate(data).items()}
+            if eval_only:
+                break
             best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
             if master:
                 log(scores)
@@ -529,57 +449,59 @@ while not eval_only:
                 if best:
                     save('ckpt_best.pt')
                 save('ckpt.pt')
-        clock, clock_step = time.perf_counter(), step
-    evaluated = False
-    if stopping:
-        if master and step > 0:
-            save('ckpt.pt')
-        say(f'stopped after {step} steps' + (': go on with --init_from=resume' if step > 0 else ''))
-    if stopping or step >= max_iters:
-        break
+            clock, clock_step = time.perf_counter(), step
+        evaluated = False
+        if step >= max_iters:
+            break
 
-    lr = learning_rate_at(step)
-    for group in optimizer.param_groups:
-        group['lr'] = lr
-    torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))  # of dropout
-    loss = 0.0
-    for i, (idx, targets) in enumerate(batches):
-        if ddp:
-            model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
-        with prefer_cudnn(device):
-            micro_loss = model(idx, targets)[1] / micro_steps
-        scaler.scale(micro_loss).backward()
-        loss = loss + micro_loss.detach()
-    scaler.unscale_(optimizer)
-    grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
-    loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
-    loss, stopping = sum_over_processes(loss / world_size, stop_requested)
-    if not math.isfinite(loss) or (not math.isfinite(grad_norm) and scaler.get_scale() <= 1):  # 1 without a scaler
-        fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
-             f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
-    update_weights()
-    optimizer.zero_grad()
+        lr = learning_rate_at(step)
+        for group in optimizer.param_groups:
+            group['lr'] = lr
+        torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))  # of dropout
+        loss = 0.0
+        for i, (idx, targets) in enumerate(batches):
+            if ddp:
+                model.require_backward_grad_sync = i == micro_steps - 1  # averages the gradients over the processes
+            with prefer_cudnn(device):
+                micro_loss = model(idx, targets)[1] / micro_steps
+            scaler.scale(micro_loss).backward()
+            loss = loss + micro_loss.detach()
+        scaler.unscale_(optimizer)
+        grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
+        batches = get_batches(step + 1)  # while the GPU is still at work: the next line waits for it
+        loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
+        loss, stopping = sum_over_processes(loss / world_size, len(stop_signals))
+        if not math.isfinite(loss) or (not math.isfinite(grad_norm) and scaler.get_scale() <= 1):  # 1 without a scaler
+            fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
+                 f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
+        update_weights()
+        optimizer.zero_grad()
 
-    if step % log_interval == 0:
-        speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
-        clock, clock_step = time.perf_counter(), step + 1
-        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
-                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
-                   'tokens_per_second': speed}
-        if peak_flops:
-            numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
-        if master:
-            log(numbers)
-        bar.set_postfix(loss=f'{loss:.4f}')
-        if bar.disable:
-            mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
-            say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
-    step += 1
-    bar.update()
+        if step % log_interval == 0:
+            speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
+            clock, clock_step = time.perf_counter(), step + 1
+            numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
+                       'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
+                       'tokens_per_second': speed}
+            if peak_flops:
+                numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
+            if master:
+                log(numbers)
+            bar.set_postfix(loss=f'{loss:.4f}')
+            if bar.disable:
+                mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
+                say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
+        step += 1
+        bar.update()
+        if stopping:
+            raise KeyboardInterrupt
+except KeyboardInterrupt:  # in all processes at once, when any of them has had a signal
+    if master and step > 0:
+        save('ckpt.pt')
+    say(f'stopped after {step} steps' + (': go on with --init_from=resume' if step > 0 else ''))
 
 bar.close()
-if lock:
+if master and not eval_only:
     lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
     for number in (signal.SIGTERM, signal.SIGINT):  # as all is saved
@@ -593,6 +515,4 @@ if wandb_log and master:
 if ddp:
     dist.barrier(group=control)
     dist.destroy_process_group()
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # there may be none
-        stream.flush()
     os._exit(0)  # gloo's threads can abort an ordinary exit: seen once

@@ -1,4 +1,5 @@
 import io
+import math
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from configurator import configure, explain, fail, show
+from configurator import check_range, configure, explain, fail, fail_on, show
 from conftest import ROOT
 
 SCRIPT = """'''What it does.'''
@@ -156,6 +157,21 @@ def test_failing_is_one_line_whatever_the_environment(monkeypatch, rank):
     with pytest.raises(SystemExit) as error:
         fail('two\nlines')
     assert error.value.code == 'two lines'
+
+
+def test_what_is_out_of_range_or_was_expected_to_fail_is_one_line():
+    check_range({'a': 0, 'b': 0.5}, 'a b', least=0, below=1)
+    for value in (-1, 1, math.nan):
+        with pytest.raises(SystemExit, match=f'^a={value}: must be at least 0 and below 1$'):
+            check_range({'a': value}, 'a', least=0, below=1)
+    with pytest.raises(SystemExit, match='^a=inf: must be at least 0 and below inf$'):
+        check_range({'a': math.inf}, 'a', least=0)
+    with pytest.raises(SystemExit, match='^the file: nothing there$'), fail_on(OSError, 'the file'):
+        raise OSError('nothing there')
+    with pytest.raises(SystemExit, match='^a is wrong$'), fail_on((ValueError, KeyError)):
+        raise ValueError('a is wrong')
+    with pytest.raises(ZeroDivisionError), fail_on(ValueError):
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize('encoding', ['ascii', 'cp1252'])

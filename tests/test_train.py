@@ -306,15 +306,15 @@ def test_a_checkpoint_alone_can_be_resumed(train):
 def test_an_out_dir_that_cannot_be_written_is_named(train, monkeypatch):
     Path('file').write_text('')
     Path('out/ckpt.pt.tmp').mkdir(parents=True)
-    for out_dir, message in (('file', 'file cannot be written: File exists; mend that, or choose'),
-                             ('file/sub', 'file/sub cannot be written: Not a directory; mend that, or choose'),
-                             ('out', "out cannot be written: .*Is a directory: 'out/ckpt.pt.tmp'")):
+    for out_dir, message in (('file', 'file cannot be written .mend that, or choose.*: .*File exists'),
+                             ('file/sub', 'file/sub cannot be written .mend that, or choose.*: .*Not a directory'),
+                             ('out', "out cannot be written .*: .*Is a directory: 'out/ckpt.pt.tmp'")):
         with pytest.raises(SystemExit, match=message):
             train(f'--out_dir={out_dir}')
     assert load(name='ckpt_best.pt')['iter_num'] == 4
     with monkeypatch.context() as patch:
         patch.setattr(torch, 'save', lambda *args: shutil.rmtree('gone') or open('gone/x'))
-        with pytest.raises(SystemExit, match="gone cannot be written: .*No such file or directory: 'gone/x'"):
+        with pytest.raises(SystemExit, match="gone cannot be written .*: .*No such file or directory: 'gone/x'"):
             train('--out_dir=gone')
     train('--out_dir=')  # the working directory
     assert Path('ckpt.pt').exists()
@@ -622,7 +622,7 @@ def test_stderr_may_be_closed(train, monkeypatch):
 
 
 def test_an_odd_environment_is_one_line(train, monkeypatch):
-    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not as torchrun sets it, with 'RANK'"),
+    for variables, message in (({'WORLD_SIZE': '2'}, "WORLD_SIZE is set, but not by torchrun: .*: 'RANK'"),
                                ({'WORLD_SIZE': 'two', 'RANK': '0', 'LOCAL_RANK': '0'}, 'WORLD_SIZE is set, but not'),
                                ({'WORLD_SIZE': '0', 'RANK': '0', 'LOCAL_RANK': '0'}, 'RANK=0 of WORLD_SIZE=0'),
                                ({'WORLD_SIZE': '2', 'RANK': '0', 'LOCAL_RANK': '0'}, 'the 2 processes cannot meet: ')):
@@ -713,7 +713,7 @@ def test_full_disk_leaves_the_last_checkpoint_whole(train, run, processes):
                    processes=processes, alone=processes > 0, status=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    one_line_of(done, 'out cannot be written: ')
+    one_line_of(done, 'out cannot be written (mend that, or choose another --out_dir): ')
     assert {path.name: path.read_bytes() for path in Path('out').glob('*.pt')} == {
         name: data for name, data in before.items() if name.endswith('.pt')}
     assert not list(Path('out').glob('*.tmp'))
@@ -751,7 +751,7 @@ def test_pretrained_model_is_trained_on_and_resumed(train, kind):
         'olmo2' if kind == 'Olmo2' else 'pre', 2, 16, 0.1)
     for args, message in (
             ([], 'out/ckpt.pt is there already'),
-            (['--out_dir=x', '--n_layer=3'], 'hf:hf has a shape of its own, with n_layer=2: leave out what sets it'),
+            (['--out_dir=x', '--n_layer=3'], 'hf:hf was trained otherwise: n_layer was 2 and is 3'),
             (['--out_dir=x', '--block_size=65', '--eval_tokens=65'], 'hf:hf: block_size=65: it was trained with'),
             (['--out_dir=x', '--dataset=tiny'], 'data/tiny has other tokens than hf:hf: prepare it with --tokenizer')):
         with pytest.raises(SystemExit, match=message):
