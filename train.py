@@ -357,6 +357,15 @@ unwritable = f'{Path(out_dir)} cannot be written (mend that, or choose another -
 evaluated = False  # whether metrics.jsonl has the scores of this step
 
 
+def check_room(copies):
+    """End the run if so many more checkpoints do not fit on the disk."""
+    need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
+    free = shutil.disk_usage(Path(out_dir)).free
+    if free < need:
+        fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has {free / 1e9:,.3f} '
+             'GB left: make room, or choose another --out_dir')
+
+
 def save(name):
     temporary = Path(out_dir, name + '.tmp')
     try:
@@ -371,6 +380,7 @@ def save(name):
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
         with contextlib.suppress(OSError):
             temporary.unlink()
+            check_room(1)
         fail(f'{unwritable}: {error.__context__ or error}')
 
 
@@ -387,12 +397,7 @@ if master and not eval_only:
         lock = open(Path(out_dir, 'lock'), 'w')  # no other process can lock it until this one closes it or dies
         if prepare.lock(lock) is False:
             fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
-        copies = 1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt'))
-        need = copies * 12 * sum(parameter.numel() for parameter in raw_model.parameters())  # weights and two moments
-        free = shutil.disk_usage(Path(out_dir)).free
-        if free < need:
-            fail(f'{out_dir} cannot be written: checkpoints need {need / 1e9:,.3f} GB, and its disk has '
-                 f'{free / 1e9:,.3f} GB left: make room, or choose another --out_dir')
+        check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
         kept, resumed = [], checkpoint_path and metrics_path.exists()  # not where only a checkpoint was brought here
         for line in metrics_path.read_text(errors='replace').splitlines() if resumed else []:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # the end of a line that was being written, say
