@@ -417,57 +417,49 @@ def train_bpe(words, n_tokens):
     """
     tokens = [bytes([i]) for i in range(256)]
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    # All words in a row, with -1 before and after each; what follows a position, and what is before it, is linked.
-    words = {word.encode(): count for word, count in words.items()}
-    ids = np.frombuffer(b'\0'.join([b'', *words, b'']), np.uint8).astype(np.int64)
-    lengths = np.array([0, *map(len, words)]) + 1
-    ids[lengths.cumsum() - 1] = -1
-    counts = np.repeat([0, *words.values()], lengths)
-    after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
-    totals, places, heap = Counter(), defaultdict(list), []  # all by pair; the heap has outdated totals too
+    ids, counts = [-1], [0]  # all words in a row, with -1 before and after each; how often the word of each id occurs
+    for word, count in words.items():
+        ids += [*word.encode(), -1]
+        counts += [count] * (len(ids) - len(counts))
+    after, before = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))  # positions, by position
+    totals, places, changed = Counter(), defaultdict(list), set()  # of pairs: how often, and where
+    heap = [(0, ())]  # (-total, pair) of all pairs, some outdated; the first, of no pair, ends the loop
 
-    def distinct(at):  # np.unique, which hashes, is slower
-        at = np.sort(at)
-        return at[np.diff(at, prepend=-1) > 0]
-
-    def count(at, sign):
-        """Add the pairs that begin at some positions to what is known of all pairs, or take them away."""
-        at = distinct(at)
-        at = at[(ids[at] >= 0) & (ids[after[at]] >= 0)]
-        keys = ids[at] << 32 | ids[after[at]]
-        order = np.argsort(keys, kind='stable')
-        at, keys = at[order], keys[order]
-        starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        sums = np.add.reduceat(counts[at], starts)
-        for pair, total, group in zip(keys[starts].tolist(), sums.tolist(), np.split(at, starts[1:])):
-            totals[pair] += sign * total
-            heapq.heappush(heap, (-totals[pair], pair))
+    def count_pair(at, sign):
+        """Add the pair that begins at a position to what is known of all pairs, or take it away."""
+        pair = ids[at], ids[after[at]]
+        if -1 not in pair:
+            totals[pair] += sign * counts[at]
+            changed.add(pair)
             if sign > 0:
-                places[pair].append(group)
+                places[pair].append(at)
 
-    count(np.arange(len(ids) - 1), 1)
-    while heap and len(tokens) < n_tokens:
+    for at in range(len(ids) - 1):
+        count_pair(at, 1)
+    while len(tokens) < n_tokens:
+        for pair in changed:
+            heapq.heappush(heap, (-totals[pair], pair))
+        changed.clear()
         total, pair = heapq.heappop(heap)
-        if totals[pair] != -total:
-            continue
-        if totals[pair] < 2:
+        if total > -2:
             break
-        left, right = pair >> 32, pair & 0xFFFFFFFF
-        first = distinct(np.concatenate(places.pop(pair)))
-        first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
-        if left == right:  # of three in a row, only the first two are a pair
-            taken = set()
-            first = np.array([i for i in first.tolist() if i not in taken and not taken.add(int(after[i]))])
-        second = after[first]
-        count(np.concatenate([before[first], first, second]), -1)
-        token = tokens[left] + tokens[right]
+        if total != -totals[pair]:
+            continue
+        token = tokens[pair[0]] + tokens[pair[1]]
         if token not in ranks:  # it may have been made of another pair
             ranks[token] = len(tokens)
             tokens.append(token)
-        ids[first], ids[second] = ranks[token], -1
-        after[first] = after[second]
-        before[after[first]] = first
-        count(np.concatenate([before[first], first]), 1)
+        for first in sorted(places.pop(pair)):
+            second = after[first]
+            if (ids[first], ids[second]) != pair:  # one of the two is in another token by now
+                continue
+            for at in (before[first], first, second):
+                count_pair(at, -1)
+            ids[first], ids[second] = ranks[token], -1
+            after[first] = after[second]
+            before[after[first]] = first
+            for at in (before[first], first):
+                count_pair(at, 1)
     return tokens
 
 
