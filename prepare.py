@@ -16,13 +16,11 @@ Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modde
 """
 
 import base64
-import codecs
 import contextlib
 import glob
 import gzip
 import hashlib
 import heapq
-import http.client
 import importlib
 import io
 import json
@@ -37,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 from tqdm import tqdm
 
 from configurator import configure, fail, show
@@ -51,7 +50,9 @@ SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the toke
 
 KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
 NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
-CAN_BE_READ = f'what can be read is {", ".join(KINDS)}'
+CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
+TOKENIZERS = ('there are bytes and bpe:1024, or another number, which need no network; those of tiktoken, such as gpt2, '
+              'by download or in TIKTOKEN_CACHE_DIR; BPE rank files; and hf:NAME')
 NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
@@ -82,7 +83,6 @@ class Tokenizer:
         self.name, self.vocab_size, self.eot = state['name'], state['vocab_size'], state['eot']
         self.encoding, ranks = None, {bytes([i]): i for i in range(256)}
         if 'ranks' in state:  # the lines of a file in tiktoken's format: a token in base64, a space and its rank
-            import tiktoken
             lines = [line.split() for line in state['ranks'].splitlines()]
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
             in_utf8 = {bytes([i]) for i in range(0xF5) if i not in (0xC0, 0xC1)}
@@ -96,29 +96,22 @@ class Tokenizer:
     @classmethod
     def load(cls, name):
         """name: bytes, hf:FOLDER_OR_NAME, one of tiktoken's, or the path of a rank file; else ends the program."""
-        if name == 'bytes':
-            return cls({'name': 'bytes', 'vocab_size': 257, 'eot': 256})
-        import tiktoken
-        wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
         try:
+            if name == 'bytes':
+                return cls({'name': 'bytes', 'vocab_size': 257, 'eot': 256})
             if name.startswith('hf:'):
-                wrong = 'is no tokenizer that can be had here'
                 return cls(read_hf(name[3:]))
-            if name.endswith('tokenizer.json'):
-                wrong = 'is not the tokenizer.json of a data set'
+            if name.endswith('tokenizer.json'):  # that of a data set
                 return cls(json.loads(Path(name).read_text(encoding='utf-8')))
             if name in tiktoken.list_encoding_names():
-                wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
-                         'bytes, which need no network')
-                encoding = tiktoken.get_encoding(name)
-                return cls(bpe_state(name, encoding._pat_str, encoding._mergeable_ranks, encoding.eot_token,
-                                     encoding.n_vocab))
+                bpe = tiktoken.get_encoding(name)
+                return cls(bpe_state(name, bpe._pat_str, bpe._mergeable_ranks, bpe.eot_token, bpe.n_vocab))
             ranks = Path(name).read_text(encoding='ascii')
             last = max(map(int, ranks.split()[1::2]))
-            eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
+            eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)  # Llama 3's, or any other
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
         except Exception as error:  # whatever the packages raise
-            fail(f'--tokenizer={name} {wrong}: {error}')
+            fail(f'--tokenizer={name} cannot be had: {error}; {TOKENIZERS}')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -283,10 +276,8 @@ def read(inputs, field):
         except Exception as error:  # whatever it is, say where
             if isinstance(error, OSError) and error.strerror:  # the error names the file itself
                 raise
-            where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
-            what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
-                    json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
-            fail(f'{path}, {where}: {what}: {getattr(error, "reason", error)}' + ('' if unit else f'; {CAN_BE_READ}'))
+            where = f'{unit} {number}' if unit else f'byte {offset + getattr(error, "start", 0)}'
+            fail(f'{path}, {where}: {type(error).__name__}: {getattr(error, "reason", error)}; {CAN_BE_READ}')
 
 
 def open_items(path, field):
@@ -318,12 +309,8 @@ def text_of(item, field):
     """The text, in UTF-8, of a line of .jsonl or a row of .parquet. Raises ValueError."""
     if isinstance(item, bytes):
         item = json.loads(item.decode('utf-8-sig')) if item.strip() else {field: ''}
-    if not isinstance(item, dict):
-        raise ValueError(f'no object with fields, but of type {type(item).__name__}')
-    if field not in item:
-        raise ValueError(f'there is no such field, but {", ".join(item) or "none"}')
-    if not isinstance(item[field], str):
-        raise ValueError('it is ' + ('null' if item[field] is None else f'of type {type(item[field]).__name__}'))
+    if not isinstance(item, dict) or not isinstance(item.get(field), str):
+        raise ValueError(f'no text in --field={field} of {str(item)[:99]}')
     return item[field].encode()
 
 
@@ -341,8 +328,7 @@ def find_cut(data, end, slack):
     newline = data.rfind(b'\n', max(0, end - slack - 1), end)
     if newline >= 0 or end <= slack:
         return newline + 1
-    start = max(0, end - 4)  # no character has more bytes
-    return start + codecs.utf_8_decode(data[start:end], 'replace')[1]
+    return next((i for i in range(end, end - 4, -1) if data[i] >> 6 != 0b10), end)  # 0b10: a character goes on
 
 
 class Split:
@@ -361,10 +347,10 @@ class Split:
         self.ends, self.size = sizes.cumsum(), int(sizes.sum())
         if self.size < (1 if val_fraction == 1 else 8):
             fail('the input has no text, or too little to split it')
-        n_val = max(1, round(self.size * val_fraction))
-        n_train = 0 if val_fraction == 1 else max(4, self.size - n_val)  # a character has up to 4 bytes
-        n_val = self.size - n_train
-        self.slack = min(n_train // 5, n_val // 5, self.size // 100)
+        n_train = self.size - max(1, round(self.size * val_fraction))
+        if val_fraction < 1:
+            n_train = max(4, n_train)  # a character has up to 4 bytes
+        self.slack = min(n_train, self.size - n_train, self.size // 20) // 5
         self.edge = int(np.searchsorted(self.ends, n_train))
         at_edge = int(sizes[self.edge])
         self.needed = n_train - int(self.ends[self.edge]) + at_edge
@@ -376,9 +362,9 @@ class Split:
         digest = hashlib.blake2b(document, digest_size=2, key=str(self.seed).encode()[:64])
         return int.from_bytes(digest.digest(), 'big')
 
-    def parts(self, cuts):
-        """Yield (draw, part for training, part for validation) of each document; where one is cut is added to cuts."""
-        needed = self.needed
+    def parts(self):
+        """Yield (draw, part for training, part for validation) of each document; self.cuts tells where one was cut."""
+        needed, self.cuts = self.needed, []
         for place, offset, document in read(self.inputs, self.field):
             drawn = self.draw(document)
             end = len(document) if drawn < self.edge else 0
@@ -387,7 +373,8 @@ class Split:
                 needed -= end
                 if 0 < end < len(document):
                     end = find_cut(document, end, self.slack)
-            cuts += [f'{place}, byte {at}' for at in sorted({offset, offset + end}) if 0 < at < offset + len(document)]
+            cuts = {offset, offset + end} - {0, offset + len(document)}
+            self.cuts += [f'{place}, byte {at}' for at in sorted(cuts)]
             yield drawn, document[:end], document[end:]
 
 
@@ -398,7 +385,7 @@ def train_tokenizer(n_tokens, split):
     """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split."""
     pattern, words = package('regex').compile(PATTERN), Counter()
     most = np.searchsorted(split.ends, BPE_BYTES)
-    for drawn, text, _ in tqdm(split.parts([]), 'counting words', unit='', disable=None):
+    for drawn, text, _ in tqdm(split.parts(), 'counting words', unit='', disable=None):
         if drawn <= most:
             for piece in pieces(text.decode()):
                 words.update(pattern.findall(piece))
@@ -475,13 +462,13 @@ def read_hf(name):
     theirs = package('tokenizers').Tokenizer.from_file(os.path.join(folder, 'tokenizer.json'))
     theirs.no_truncation()
     spec = json.loads(theirs.to_str())
-    model, normalizer, steps = spec['model'], spec['normalizer'], spec['pre_tokenizer'] or {'type': 'none'}
+    model, steps = spec['model'], spec['pre_tokenizer'] or {'type': 'no pre-tokenizer'}
     steps = steps.get('pretokenizers', [steps])
     kinds = [step['type'] for step in steps]
     known = ['ByteLevel'], ['Split', 'ByteLevel'], ['Digits', 'ByteLevel']
-    if model['type'] != 'BPE' or normalizer or kinds not in known:
-        raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}' + ' and a normalizer' * bool(normalizer)
-                         + ', and not BPE after ByteLevel, or after Split or Digits and ByteLevel')
+    if model['type'] != 'BPE' or spec['normalizer'] or kinds not in known:
+        raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}, and not BPE after ByteLevel, or after '
+                         'Split or Digits and ByteLevel, without a normalizer')
     pattern = steps[0]['pattern']['Regex'] if kinds[0] == 'Split' else GPT2_PATTERN
     if kinds[0] == 'Digits':  # each is split off, so that what is before it ends there
         pattern = pattern.replace(r' ?\p{N}+', r'\p{N}').replace(r'(?!\S)', r'(?![^\s\p{N}])')
@@ -491,12 +478,10 @@ def read_hf(name):
     special = {token['content']: token['id'] for token in spec['added_tokens']}
     ranks = {bytes(map(spelling.get, token)): i for token, i in model['vocab'].items() if token not in special}
     merges = [tuple(bytes(map(spelling.get, half)) for half in merge) for merge in model['merges']]
-    made, merges = [ranks.get(left + right, -1) for left, right in merges], set(merges)
-    if -1 in made or made != sorted(made):
-        raise ValueError('its ids are not in the order of its merges')
-    for token in ranks:
-        if len(token) > 1 and tuple(halves(token, ranks)) not in merges:
-            raise ValueError(f'it has no merge for {token} where BPE by its ids would have one')
+    made = [ranks.get(left + right, -1) for left, right in merges]
+    own = [tuple(halves(token, ranks)) for token in ranks if len(token) > 1]
+    if -1 in made or made != sorted(made) or not set(own) <= set(merges):
+        raise ValueError('its merges are not those that BPE by its ids would do')
 
     config = Path(folder, 'tokenizer_config.json')
     eos = json.loads(config.read_text(encoding='utf-8')).get('eos_token') if config.exists() else None
@@ -544,11 +529,11 @@ class Writer:
 
     def add(self, document):
         self.counts['bytes'] += len(document)
-        self.counts['documents'] += 1
+        self.counts['documents'] += len(document) > 0
         for i, piece in enumerate(pieces(document.decode())):
             self.tasks.append(self.pool.submit(self.tokenizer.encode_piece, piece, first=i == 0))
-            if len(self.tasks) == 512:  # half of them keep all cores busy while the others are written
-                self.write(256)
+            if len(self.tasks) == 16 * os.cpu_count():  # half keep all cores busy while the others are written
+                self.write(8 * os.cpu_count())
 
     def write(self, n=None):
         """Write the tokens of the first n tasks, or of all that has been added."""
@@ -566,21 +551,16 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    cuts, pool = [], ThreadPoolExecutor(os.cpu_count())
-    writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
-    try:
-        with tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
-            for _, *parts in split.parts(cuts):
-                for writer, part in zip(writers, parts):
-                    if part:
-                        writer.add(part)
-                        bar.update(len(part))
-        for writer in writers:
-            writer.write()
-    finally:
-        pool.shutdown(cancel_futures=True)  # who stops a run does not wait for the rest
-    train, val = (writer.counts for writer in writers)
-    return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
+    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+        train, val = writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+        for _, *parts in split.parts():
+            for writer, part in zip(writers, parts):
+                writer.add(part)
+                bar.update(len(part))
+        train.write()
+        val.write()
+    inputs = {name: sha256(path) for name, path in split.inputs}
+    return {'train': train.counts, 'val': val.counts, 'cut': split.cuts, 'inputs': inputs}
 
 
 def take_shards(folder, paths, tokenizer, put):
@@ -631,16 +611,16 @@ def download(url, path, digest=''):
             if response.status != 206:  # the server cannot go on, but sends all
                 done = 0
             path.parent.mkdir(parents=True, exist_ok=True)
-            bar = tqdm(desc=path.name, total=done + (response.length or 0), initial=done, **BAR)
-            with open(part, 'ab') as file, bar:
+            size = done + (response.length or 0)
+            progress = tqdm.wrapattr(response, 'read', total=size, initial=done, desc=path.name, **BAR)
+            with open(part, 'ab') as file, progress as stream:
                 if lock(file) is False or file.tell() < done:
                     raise ConnectionError('another process is downloading it')
                 file.truncate(done)
-                while block := response.read(1 << 16):
-                    bar.update(file.write(block))
+                shutil.copyfileobj(stream, file)
             if response.length:
                 raise ConnectionError(f'the connection ended {response.length:,} bytes too early')
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except Exception as error:  # whatever is wrong with the URL, the server or the disk
         fail(f'{url}: {error}' + (f'; the next try goes on from {part}' if part.exists() else ''))
     if digest and sha256(part) != digest:
         part.unlink()
@@ -697,11 +677,9 @@ def new_folder(folder):
         yield new
         try:
             os.rename(new, folder)
-        except OSError:
-            if not folder.exists():
-                raise
-            if json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
-                fail(f'{folder} was made by another process meanwhile, of something else')
+        except OSError as error:
+            if not folder.exists() or json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
+                fail(f'{folder}: {error.strerror}: another process may have made it meanwhile, of something else')
 
 
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0, shards_from=''):
@@ -710,10 +688,8 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
     default = {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(dataset, 'gpt2')
     name, settings = tokenizer or default, {'field': field, 'val_fraction': val_fraction, 'seed': seed}
     trained = re.fullmatch(r'bpe:(\d{1,6})', name)
-    if not re.fullmatch(r'[\w-]+', dataset) or not (input or shards_from or dataset in NAMED):
-        fail(f'--dataset={dataset}: should be {", ".join(NAMED)}, or another word and come with an --input')
-    if bool(input) + bool(shards_from) + (dataset in NAMED) > 1:
-        fail(f'--dataset={dataset}: is the name of a data set, or has --input, or has --shards_from: one of these')
+    if not re.fullmatch(r'[\w-]+', dataset) or (dataset in NAMED) + bool(input) + bool(shards_from) != 1:
+        fail(f'--dataset={dataset}: should be one of {", ".join(NAMED)}, or another word with --input or --shards_from')
     if dataset in ('stdlib_bytes', *READY_MADE) and name != default:
         fail(f'--dataset={dataset} has the tokens of --tokenizer={default} and no other')
     if shards and dataset not in READY_MADE:
