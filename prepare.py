@@ -51,8 +51,8 @@ SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the toke
 KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
 NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
 CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
-TOKENIZERS = ('there are bytes and bpe:1024, or another number, which need no network; those of tiktoken, such as gpt2, '
-              'by download or in TIKTOKEN_CACHE_DIR; BPE rank files; and hf:NAME')
+TOKENIZERS = ('there are bytes and bpe:1024, or another number, which need no network; gpt2 and others of tiktoken, by '
+              'download or in TIKTOKEN_CACHE_DIR; BPE rank files; and hf:NAME')
 NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
@@ -81,15 +81,15 @@ class Tokenizer:
     def __init__(self, state):
         self._state = state
         self.name, self.vocab_size, self.eot = state['name'], state['vocab_size'], state['eot']
-        self.encoding, ranks = None, {bytes([i]): i for i in range(256)}
+        ranks = {bytes([i]): i for i in range(256)}  # bytes are a BPE without merges
         if 'ranks' in state:  # the lines of a file in tiktoken's format: a token in base64, a space and its rank
             lines = [line.split() for line in state['ranks'].splitlines()]
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
             in_utf8 = {bytes([i]) for i in range(0xF5) if i not in (0xC0, 0xC1)}
             if len(set(ranks.values())) < len(lines) or not in_utf8 <= ranks.keys():
                 raise ValueError('tokens and ranks should be distinct, and every byte be a token')
-            self.encoding = tiktoken.Encoding(self.name, pat_str=state['pattern'], mergeable_ranks=ranks,
-                                              special_tokens={'<|endoftext|>': self.eot})
+        self.encoding = tiktoken.Encoding(self.name, pat_str=state.get('pattern', PATTERN), mergeable_ranks=ranks,
+                                          special_tokens={'<|endoftext|>': self.eot})
         tokens = {rank: token for token, rank in ranks.items()}
         self.table = [tokens.get(i, b'') for i in range(self.vocab_size)]  # end-of-text and unused ids: no bytes
 
@@ -131,10 +131,7 @@ class Tokenizer:
 
     def encode_piece(self, piece, first=False):
         """A piece -> (n,) ints; end-of-text stands before the first of a document. Threads do this side by side."""
-        if self.encoding:
-            tokens = self.encoding.encode_to_numpy(piece, disallowed_special=())
-        else:
-            tokens = np.frombuffer(piece.encode(), np.uint8)
+        tokens = self.encoding.encode_to_numpy(piece, disallowed_special=())
         return np.append(np.uint32(self.eot), tokens) if first else tokens
 
 
@@ -262,22 +259,20 @@ def read(inputs, field):
     They come as (place, offset, document): where a document of over DOCUMENT_BYTES goes on, its offset is not 0.
     """
     for name, path in inputs:
-        kind, number, offset = kind_of(path)[0], 0, 0
+        kind, place, offset = kind_of(path)[0], '', 0
         unit = {'.jsonl': 'line', '.parquet': 'row'}.get(kind)
         try:
             for number, item in enumerate(open_items(path, field), 1):
-                place, offset = f'{name}, {unit} {number}' if unit else name, 0
+                place, offset = f', {unit} {number}' if unit else '', 0
                 for document in cut(io.BytesIO(text_of(item, field)) if unit else item):
                     document.decode()
                     if not unit and kind != '.txt' and b'\0' in document:
                         raise ValueError('there are NUL bytes in it')
-                    yield place, offset, document
+                    yield name + place, offset, document
                     offset += len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, OSError) and error.strerror:  # the error names the file itself
-                raise
-            where = f'{unit} {number}' if unit else f'byte {offset + getattr(error, "start", 0)}'
-            fail(f'{path}, {where}: {type(error).__name__}: {getattr(error, "reason", error)}; {CAN_BE_READ}')
+            what = f'{type(error).__name__}: {getattr(error, "reason", error)}'
+            fail(f'{path}{place}, byte {offset + getattr(error, "start", 0)}: {what}; {CAN_BE_READ}')
 
 
 def open_items(path, field):
@@ -731,8 +726,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         if meta[split]['tokens']:
             show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        more = f'; and {len(cuts) - 3} more' if len(cuts) > 3 else ''
-        show(f'{folder}: cut in two, as they are too long to be kept whole: {"; ".join(cuts[:3])}{more}')
+        show(f'{folder}: cut in two, as too long to be kept whole: {len(cuts)}, the first at {cuts[0]}; meta.json has all')
 
 
 if __name__ == '__main__':
