@@ -51,8 +51,6 @@ SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the toke
 KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
 NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
 CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
-TOKENIZERS = ('there are bytes and bpe:1024, or another number, which need no network; gpt2 and others of tiktoken, by '
-              'download or in TIKTOKEN_CACHE_DIR; BPE rank files; and hf:NAME')
 NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
@@ -111,7 +109,8 @@ class Tokenizer:
             eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)  # Llama 3's, or any other
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
         except Exception as error:  # whatever the packages raise
-            fail(f'--tokenizer={name} cannot be had: {error}; {TOKENIZERS}')
+            fail(f'--tokenizer={name} cannot be had, nor is it a BPE rank file: {error}; --help tells what there is; bytes '
+                 'and bpe:1024 need no network, nor does what tiktoken has in TIKTOKEN_CACHE_DIR')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -329,9 +328,8 @@ def find_cut(data, end, slack):
 class Split:
     """The documents of inputs, [(name, path)], dealt to both splits by their bytes.
 
-    What a document holds decides whether it is drawn, so that equal documents come into the same split: low draws are
-    for training, high ones for validation. Those at the edge go where they are nearer to, if this is near enough;
-    else training gets what it needs of them, and a document is cut.
+    They lie in a row, in the order of numbers that are drawn by what they hold, so that equal documents are side by
+    side. Training gets the first n_train bytes: a document is cut there, or goes where most of it is if it is short.
     """
 
     def __init__(self, inputs, field, val_fraction, seed):
@@ -340,17 +338,17 @@ class Split:
         for _, _, document in tqdm(read(inputs, field), 'checking', unit='', disable=None):
             sizes[self.draw(document)] += len(document)
         self.ends, self.size = sizes.cumsum(), int(sizes.sum())
+        self.begins = self.ends - sizes
         if self.size < (1 if val_fraction == 1 else 8):
             fail('the input has no text, or too little to split it')
         n_train = self.size - max(1, round(self.size * val_fraction))
         if val_fraction < 1:
             n_train = max(4, n_train)  # a character has up to 4 bytes
         self.slack = min(n_train, self.size - n_train, self.size // 20) // 5
-        self.edge = int(np.searchsorted(self.ends, n_train))
-        at_edge = int(sizes[self.edge])
-        self.needed = n_train - int(self.ends[self.edge]) + at_edge
-        if at_edge <= self.slack:
-            self.needed = at_edge if 2 * self.needed > at_edge else 0
+        drawn = np.searchsorted(self.ends, n_train)
+        if sizes[drawn] <= self.slack:
+            n_train = min(self.begins[drawn], self.ends[drawn], key=lambda at: abs(at - n_train))
+        self.n_train = int(n_train)
 
     def draw(self, document):
         """An int below DRAWS."""
@@ -359,15 +357,13 @@ class Split:
 
     def parts(self):
         """Yield (draw, part for training, part for validation) of each document; self.cuts tells where one was cut."""
-        needed, self.cuts = self.needed, []
+        begins, self.cuts = self.begins.tolist(), []
         for place, offset, document in read(self.inputs, self.field):
             drawn = self.draw(document)
-            end = len(document) if drawn < self.edge else 0
-            if drawn == self.edge:
-                end = min(needed, len(document))
-                needed -= end
-                if 0 < end < len(document):
-                    end = find_cut(document, end, self.slack)
+            end = min(max(0, self.n_train - begins[drawn]), len(document))
+            begins[drawn] += len(document)
+            if 0 < end < len(document):
+                end = find_cut(document, end, self.slack)
             cuts = {offset, offset + end} - {0, offset + len(document)}
             self.cuts += [f'{place}, byte {at}' for at in sorted(cuts)]
             yield drawn, document[:end], document[end:]
@@ -640,11 +636,11 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 # ----------------------------------------------------------------------------------------------------------------------
 # The command
 
-def lock(file, shared=False):
+def lock(file):
     """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
     try:
         import fcntl
-        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
         return False
@@ -654,20 +650,10 @@ def lock(file, shared=False):
 
 @contextlib.contextmanager
 def new_folder(folder):
-    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing.
-
-    All who write share a lock on data/. Who can have it alone removes what processes that were killed have left.
-    """
+    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing."""
     DATA.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        if os.name != 'nt':  # Windows cannot open folders
-            file = os.open(DATA, os.O_RDONLY)
-            stack.callback(os.close, file)
-            for left in DATA.glob('*.unfinished-*') if lock(file) else []:
-                shutil.rmtree(left, ignore_errors=True)
-            lock(file, shared=True)
-        temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
-        new = Path(stack.enter_context(temporary), folder.name)
+    with tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA) as temporary:
+        new = Path(temporary, folder.name)
         new.mkdir()
         yield new
         try:
@@ -726,7 +712,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         if meta[split]['tokens']:
             show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        show(f'{folder}: cut in two, as too long to be kept whole: {len(cuts)}, the first at {cuts[0]}; meta.json has all')
+        show(f'{folder}: documents too long to be kept whole are cut: {len(cuts)} times, first at {cuts[0]}')
 
 
 if __name__ == '__main__':
