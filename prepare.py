@@ -12,7 +12,8 @@ tiktoken knows; a file of BPE ranks; and hf:NAME, a model on the Hugging Face hu
 default is bpe:1024 for stdlib, bytes for stdlib_bytes, which is the same text, and gpt2 for all else.
 
 Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modded-nanogpt, meta.json, tokenizer.json
-(what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for).
+(what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for). Below come tokenizers, the
+readers of such a folder, text in, tokenizers made here, token shards out, and the command.
 """
 
 import base64
@@ -44,14 +45,11 @@ DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
 BPE_BYTES = 32_000_000  # of more training text, a BPE is trained on about this much, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
-DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
 SHARD_TOKENS = 100_000_000
 SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the tokens by magic and version, its first ints
+THREADS = os.cpu_count() or 1
+BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
-KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
-NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
-CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
-NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
                     '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')}
@@ -60,17 +58,15 @@ READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}
 NAMED = ['stdlib', 'stdlib_bytes', *TEXTS, *READY_MADE]
-BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
-# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it; and GPT-2's.
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokenizers
+
+# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it.
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
            r'|\s++$|\s*[\r\n]|\s+(?!\S)|\s')
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Between two words and after a lone newline both end a match: cut there, text has the same tokens.
 SAFE_CUT = re.compile(r'\w(?= \w)|\S\n(?=\w)')
-SAMPLE = ("I'm here, you're THERE'S. 1 12 123 1234567 3.14e-5  two   three\n\n\n\ttab\r\n  end \n naïve e\u0301 ﬁ ½² "
-          '中文字符。日本語テキスト русский हिन्दी 😀👍🏽 __init__(self): $€ “x” …\u00a0\u2028 <b>&amp;</b>\n \t \n'
-          + 'x'.join(' ' * i + '\n' * (i % 5) for i in range(40)))  # shows where two tokenizers differ
 
 
 class Tokenizer:
@@ -109,8 +105,8 @@ class Tokenizer:
             eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)  # Llama 3's, or any other
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
         except Exception as error:  # whatever the packages raise
-            fail(f'--tokenizer={name} cannot be had, nor is it a BPE rank file: {error}; --help tells what there is; bytes '
-                 'and bpe:1024 need no network, nor does what tiktoken has in TIKTOKEN_CACHE_DIR')
+            fail(f'--tokenizer={name} cannot be had, nor is it a BPE rank file: {error}; bytes and bpe:1024 need no '
+                 'network, nor does what tiktoken has in TIKTOKEN_CACHE_DIR; see --help')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -220,6 +216,13 @@ def open_shard(path):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Text in: what files hold, and for which split
+
+KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
+NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
+NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
+CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
+DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
+
 
 def find_inputs(pattern):
     """[(name, path)], sorted, of a file, a glob or a folder; of '', Python's standard library without its tests."""
@@ -441,6 +444,12 @@ def train_bpe(words, n_tokens):
     return tokens
 
 
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SAMPLE = ("I'm here, you're THERE'S. 1 12 123 1234567 3.14e-5  two   three\n\n\n\ttab\r\n  end \n naïve e\u0301 ﬁ ½² "
+          '中文字符。日本語テキスト русский हिन्दी 😀👍🏽 __init__(self): $€ “x” …\u00a0\u2028 <b>&amp;</b>\n \t \n'
+          + 'x'.join(' ' * i + '\n' * (i % 5) for i in range(40)))  # shows where two tokenizers differ
+
+
 def read_hf(name):
     """The state of a Tokenizer equal to a tokenizer.json, in a folder or on the Hugging Face hub. Raises ValueError.
 
@@ -520,11 +529,11 @@ class Writer:
 
     def add(self, document):
         self.counts['bytes'] += len(document)
-        self.counts['documents'] += len(document) > 0
+        self.counts['documents'] += 1
         for i, piece in enumerate(pieces(document.decode())):
             self.tasks.append(self.pool.submit(self.tokenizer.encode_piece, piece, first=i == 0))
-            if len(self.tasks) == 16 * os.cpu_count():  # half keep all cores busy while the others are written
-                self.write(8 * os.cpu_count())
+            if len(self.tasks) == 16 * THREADS:  # half of them keep all cores busy while the others are written
+                self.write(8 * THREADS)
 
     def write(self, n=None):
         """Write the tokens of the first n tasks, or of all that has been added."""
@@ -542,12 +551,13 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+    with ThreadPoolExecutor(THREADS) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
         train, val = writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
         for _, *parts in split.parts():
             for writer, part in zip(writers, parts):
-                writer.add(part)
-                bar.update(len(part))
+                if part:
+                    writer.add(part)
+                    bar.update(len(part))
         train.write()
         val.write()
     inputs = {name: sha256(path) for name, path in split.inputs}
@@ -579,6 +589,18 @@ def find_shards(folder):
     if not paths['val']:
         fail(f'--shards_from={folder}: there is no .bin file with val in its name; rename the shard for validation')
     return {f'{split}_{i:06d}.bin': path for split in paths for i, path in enumerate(paths[split])}
+
+
+def lock(file):
+    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except (OSError, ImportError):  # a disk or a system without locks
+        return None
 
 
 def describe(folder, tokenizer, meta):
@@ -635,18 +657,6 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The command
-
-def lock(file):
-    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    except (OSError, ImportError):  # a disk or a system without locks
-        return None
-
 
 @contextlib.contextmanager
 def new_folder(folder):
