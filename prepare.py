@@ -331,8 +331,8 @@ def find_cut(data, end, slack):
 class Split:
     """The documents of inputs, [(name, path)], dealt to both splits by their bytes.
 
-    They lie in a row, in the order of numbers that are drawn by what they hold, so that equal documents are side by
-    side. Training gets the first n_train bytes: a document is cut there, or goes where most of it is if it is short.
+    They lie in a row, in the order of numbers that are drawn by what they hold, so that equal documents are together.
+    Training gets the first n_train bytes. What lies across their end is cut or, if short, goes where most of it lies.
     """
 
     def __init__(self, inputs, field, val_fraction, seed):
@@ -340,18 +340,17 @@ class Split:
         sizes = np.zeros(DRAWS, np.int64)  # bytes by draw; this first pass also finds what is wrong
         for _, _, document in tqdm(read(inputs, field), 'checking', unit='', disable=None):
             sizes[self.draw(document)] += len(document)
-        self.ends, self.size = sizes.cumsum(), int(sizes.sum())
-        self.begins = self.ends - sizes
+        ends, self.size = sizes.cumsum(), int(sizes.sum())
+        self.begins = (ends - sizes).tolist()
         if self.size < (1 if val_fraction == 1 else 8):
             fail('the input has no text, or too little to split it')
         n_train = self.size - max(1, round(self.size * val_fraction))
         if val_fraction < 1:
             n_train = max(4, n_train)  # a character has up to 4 bytes
         self.slack = min(n_train, self.size - n_train, self.size // 20) // 5
-        drawn = np.searchsorted(self.ends, n_train)
-        if sizes[drawn] <= self.slack:
-            n_train = min(self.begins[drawn], self.ends[drawn], key=lambda at: abs(at - n_train))
-        self.n_train = int(n_train)
+        across = np.searchsorted(ends, n_train)
+        nearest = min(self.begins[across], int(ends[across]), key=lambda at: abs(at - n_train))
+        self.n_train = nearest if sizes[across] <= self.slack else n_train
 
     def draw(self, document):
         """An int below DRAWS."""
@@ -360,7 +359,7 @@ class Split:
 
     def parts(self):
         """Yield (draw, part for training, part for validation) of each document; self.cuts tells where one was cut."""
-        begins, self.cuts = self.begins.tolist(), []
+        begins, self.cuts = self.begins.copy(), []
         for place, offset, document in read(self.inputs, self.field):
             drawn = self.draw(document)
             end = min(max(0, self.n_train - begins[drawn]), len(document))
@@ -378,9 +377,8 @@ class Split:
 def train_tokenizer(n_tokens, split):
     """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split."""
     pattern, words = package('regex').compile(PATTERN), Counter()
-    most = np.searchsorted(split.ends, BPE_BYTES)
     for drawn, text, _ in tqdm(split.parts(), 'counting words', unit='', disable=None):
-        if drawn <= most:
+        if split.begins[drawn] < BPE_BYTES:
             for piece in pieces(text.decode()):
                 words.update(pattern.findall(piece))
     tokens = train_bpe(words, n_tokens - 1)
