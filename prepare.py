@@ -12,17 +12,16 @@ tiktoken knows; a file of BPE ranks; and hf:NAME, a model on the Hugging Face hu
 default is bpe:1024 for stdlib, bytes for stdlib_bytes, which is the same text, and gpt2 for all else.
 
 Writes to data/NAME: {train,val}_000000.bin ... in the format of llm.c and modded-nanogpt, meta.json, tokenizer.json
-(what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for).
+(what encoding and decoding need) and token_bytes.npy (how many bytes each token stands for). Below come tokenizers, the
+readers of such a folder, text in, tokenizers made here, token shards out, and the command.
 """
 
 import base64
-import codecs
 import contextlib
 import glob
 import gzip
 import hashlib
 import heapq
-import http.client
 import importlib
 import io
 import json
@@ -37,6 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 from tqdm import tqdm
 
 from configurator import configure, fail, show
@@ -45,14 +45,11 @@ DATA = Path('data')
 DOCUMENT_BYTES = 64_000_000  # a longer document is cut into several, so that memory does not grow with it
 BPE_BYTES = 32_000_000  # of more training text, a BPE is trained on about this much, for the same reason
 PIECE = 1 << 16  # characters that a thread encodes at a time; of a million spaces at once tiktoken would crash
-DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
 SHARD_TOKENS = 100_000_000
 SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # type of the tokens by magic and version, its first ints
+THREADS = os.cpu_count() or 1
+BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
-KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
-NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
-CAN_BE_READ = f'what can be read is {", ".join(KINDS)}'
-NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
 TEXTS = {  # a data set of one file: its URL and SHA-256
     'shakespeare': ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
                     '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')}
@@ -61,17 +58,15 @@ READY_MADE = {  # shards of GPT-2 tokens: the URL up to val_000000.bin and train
     'finewebedu10B': ('https://huggingface.co/datasets/kjj0/finewebedu10B-gpt2/resolve/main/finewebedu_', 99),
     'fineweb100B': ('https://huggingface.co/datasets/kjj0/fineweb100B-gpt2/resolve/main/fineweb_', 1030)}
 NAMED = ['stdlib', 'stdlib_bytes', *TEXTS, *READY_MADE]
-BAR = {'unit': 'B', 'unit_scale': True, 'disable': None}  # progress in bytes, shown on a terminal alone
 
-# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it; and GPT-2's.
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokenizers
+
+# cl100k's pattern, which is Llama 3's too, in the faster form that tiktoken has for it.
 PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
            r'|\s++$|\s*[\r\n]|\s+(?!\S)|\s')
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Between two words and after a lone newline both end a match: cut there, text has the same tokens.
 SAFE_CUT = re.compile(r'\w(?= \w)|\S\n(?=\w)')
-SAMPLE = ("I'm here, you're THERE'S. 1 12 123 1234567 3.14e-5  two   three\n\n\n\ttab\r\n  end \n naïve e\u0301 ﬁ ½² "
-          '中文字符。日本語テキスト русский हिन्दी 😀👍🏽 __init__(self): $€ “x” …\u00a0\u2028 <b>&amp;</b>\n \t \n'
-          + 'x'.join(' ' * i + '\n' * (i % 5) for i in range(40)))  # shows where two tokenizers differ
 
 
 class Tokenizer:
@@ -80,45 +75,38 @@ class Tokenizer:
     def __init__(self, state):
         self._state = state
         self.name, self.vocab_size, self.eot = state['name'], state['vocab_size'], state['eot']
-        self.encoding, ranks = None, {bytes([i]): i for i in range(256)}
+        ranks = {bytes([i]): i for i in range(256)}  # bytes are a BPE without merges
         if 'ranks' in state:  # the lines of a file in tiktoken's format: a token in base64, a space and its rank
-            import tiktoken
             lines = [line.split() for line in state['ranks'].splitlines()]
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
             in_utf8 = {bytes([i]) for i in range(0xF5) if i not in (0xC0, 0xC1)}
             if len(set(ranks.values())) < len(lines) or not in_utf8 <= ranks.keys():
                 raise ValueError('tokens and ranks should be distinct, and every byte be a token')
-            self.encoding = tiktoken.Encoding(self.name, pat_str=state['pattern'], mergeable_ranks=ranks,
-                                              special_tokens={'<|endoftext|>': self.eot})
+        self.encoding = tiktoken.Encoding(self.name, pat_str=state.get('pattern', PATTERN), mergeable_ranks=ranks,
+                                          special_tokens={'<|endoftext|>': self.eot})
         tokens = {rank: token for token, rank in ranks.items()}
         self.table = [tokens.get(i, b'') for i in range(self.vocab_size)]  # end-of-text and unused ids: no bytes
 
     @classmethod
     def load(cls, name):
         """name: bytes, hf:FOLDER_OR_NAME, one of tiktoken's, or the path of a rank file; else ends the program."""
-        if name == 'bytes':
-            return cls({'name': 'bytes', 'vocab_size': 257, 'eot': 256})
-        import tiktoken
-        wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
         try:
+            if name == 'bytes':
+                return cls({'name': 'bytes', 'vocab_size': 257, 'eot': 256})
             if name.startswith('hf:'):
-                wrong = 'is no tokenizer that can be had here'
                 return cls(read_hf(name[3:]))
-            if name.endswith('tokenizer.json'):
-                wrong = 'is not the tokenizer.json of a data set'
+            if name.endswith('tokenizer.json'):  # that of a data set
                 return cls(json.loads(Path(name).read_text(encoding='utf-8')))
             if name in tiktoken.list_encoding_names():
-                wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
-                         'bytes, which need no network')
-                encoding = tiktoken.get_encoding(name)
-                return cls(bpe_state(name, encoding._pat_str, encoding._mergeable_ranks, encoding.eot_token,
-                                     encoding.n_vocab))
+                bpe = tiktoken.get_encoding(name)
+                return cls(bpe_state(name, bpe._pat_str, bpe._mergeable_ranks, bpe.eot_token, bpe.n_vocab))
             ranks = Path(name).read_text(encoding='ascii')
             last = max(map(int, ranks.split()[1::2]))
-            eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)
+            eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)  # Llama 3's, or any other
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
         except Exception as error:  # whatever the packages raise
-            fail(f'--tokenizer={name} {wrong}: {error}')
+            fail(f'--tokenizer={name} cannot be had, nor is it a BPE rank file: {error}; bytes and bpe:1024 need no '
+                 'network, nor does what tiktoken has in TIKTOKEN_CACHE_DIR; see --help')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -138,10 +126,7 @@ class Tokenizer:
 
     def encode_piece(self, piece, first=False):
         """A piece -> (n,) ints; end-of-text stands before the first of a document. Threads do this side by side."""
-        if self.encoding:
-            tokens = self.encoding.encode_to_numpy(piece, disallowed_special=())
-        else:
-            tokens = np.frombuffer(piece.encode(), np.uint8)
+        tokens = self.encoding.encode_to_numpy(piece, disallowed_special=())
         return np.append(np.uint32(self.eot), tokens) if first else tokens
 
 
@@ -232,6 +217,13 @@ def open_shard(path):
 # ----------------------------------------------------------------------------------------------------------------------
 # Text in: what files hold, and for which split
 
+KINDS = '.txt', '.txt.gz', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.parquet'  # what is read of a folder
+NOT_TEXT = {'.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb', '.xz', '.bz2', '.zip', '.tar', '.tgz', '.7z'}
+NOT_STDLIB = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3'}
+CAN_BE_READ = f'what can be read is UTF-8 text: {", ".join(KINDS)}'
+DRAWS = 1 << 16  # the numbers that are drawn for documents are below this
+
+
 def find_inputs(pattern):
     """[(name, path)], sorted, of a file, a glob or a folder; of '', Python's standard library without its tests."""
     if not pattern:
@@ -269,24 +261,20 @@ def read(inputs, field):
     They come as (place, offset, document): where a document of over DOCUMENT_BYTES goes on, its offset is not 0.
     """
     for name, path in inputs:
-        kind, number, offset = kind_of(path)[0], 0, 0
+        kind, place, offset = kind_of(path)[0], '', 0
         unit = {'.jsonl': 'line', '.parquet': 'row'}.get(kind)
         try:
             for number, item in enumerate(open_items(path, field), 1):
-                place, offset = f'{name}, {unit} {number}' if unit else name, 0
+                place, offset = f', {unit} {number}' if unit else '', 0
                 for document in cut(io.BytesIO(text_of(item, field)) if unit else item):
                     document.decode()
                     if not unit and kind != '.txt' and b'\0' in document:
                         raise ValueError('there are NUL bytes in it')
-                    yield place, offset, document
+                    yield name + place, offset, document
                     offset += len(document)
         except Exception as error:  # whatever it is, say where
-            if isinstance(error, OSError) and error.strerror:  # the error names the file itself
-                raise
-            where = f'{unit} {number}, field {field!r}' if unit else f'byte {offset + getattr(error, "start", 0)}'
-            what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
-                    json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
-            fail(f'{path}, {where}: {what}: {getattr(error, "reason", error)}' + ('' if unit else f'; {CAN_BE_READ}'))
+            what = f'{type(error).__name__}: {getattr(error, "reason", error)}'
+            fail(f'{path}{place}, byte {offset + getattr(error, "start", 0)}: {what}; {CAN_BE_READ}')
 
 
 def open_items(path, field):
@@ -318,12 +306,8 @@ def text_of(item, field):
     """The text, in UTF-8, of a line of .jsonl or a row of .parquet. Raises ValueError."""
     if isinstance(item, bytes):
         item = json.loads(item.decode('utf-8-sig')) if item.strip() else {field: ''}
-    if not isinstance(item, dict):
-        raise ValueError(f'no object with fields, but of type {type(item).__name__}')
-    if field not in item:
-        raise ValueError(f'there is no such field, but {", ".join(item) or "none"}')
-    if not isinstance(item[field], str):
-        raise ValueError('it is ' + ('null' if item[field] is None else f'of type {type(item[field]).__name__}'))
+    if not isinstance(item, dict) or not isinstance(item.get(field), str):
+        raise ValueError(f'no text in --field={field} of {str(item)[:99]}')
     return item[field].encode()
 
 
@@ -341,16 +325,14 @@ def find_cut(data, end, slack):
     newline = data.rfind(b'\n', max(0, end - slack - 1), end)
     if newline >= 0 or end <= slack:
         return newline + 1
-    start = max(0, end - 4)  # no character has more bytes
-    return start + codecs.utf_8_decode(data[start:end], 'replace')[1]
+    return next((i for i in range(end, end - 4, -1) if data[i] >> 6 != 0b10), end)  # 0b10: a character goes on
 
 
 class Split:
     """The documents of inputs, [(name, path)], dealt to both splits by their bytes.
 
-    What a document holds decides whether it is drawn, so that equal documents come into the same split: low draws are
-    for training, high ones for validation. Those at the edge go where they are nearer to, if this is near enough;
-    else training gets what it needs of them, and a document is cut.
+    They lie in a row, in the order of numbers that are drawn by what they hold, so that equal documents are together.
+    Training gets the first n_train bytes. What lies across their end is cut or, if short, goes where most of it lies.
     """
 
     def __init__(self, inputs, field, val_fraction, seed):
@@ -358,36 +340,34 @@ class Split:
         sizes = np.zeros(DRAWS, np.int64)  # bytes by draw; this first pass also finds what is wrong
         for _, _, document in tqdm(read(inputs, field), 'checking', unit='', disable=None):
             sizes[self.draw(document)] += len(document)
-        self.ends, self.size = sizes.cumsum(), int(sizes.sum())
+        ends, self.size = sizes.cumsum(), int(sizes.sum())
+        self.begins = (ends - sizes).tolist()
         if self.size < (1 if val_fraction == 1 else 8):
             fail('the input has no text, or too little to split it')
-        n_val = max(1, round(self.size * val_fraction))
-        n_train = 0 if val_fraction == 1 else max(4, self.size - n_val)  # a character has up to 4 bytes
-        n_val = self.size - n_train
-        self.slack = min(n_train // 5, n_val // 5, self.size // 100)
-        self.edge = int(np.searchsorted(self.ends, n_train))
-        at_edge = int(sizes[self.edge])
-        self.needed = n_train - int(self.ends[self.edge]) + at_edge
-        if at_edge <= self.slack:
-            self.needed = at_edge if 2 * self.needed > at_edge else 0
+        n_train = self.size - max(1, round(self.size * val_fraction))
+        if val_fraction < 1:
+            n_train = max(4, n_train)  # a character has up to 4 bytes
+        self.slack = min(n_train, self.size - n_train, self.size // 20) // 5
+        across = np.searchsorted(ends, n_train)
+        nearest = min(self.begins[across], int(ends[across]), key=lambda at: abs(at - n_train))
+        self.n_train = nearest if sizes[across] <= self.slack else n_train
 
     def draw(self, document):
         """An int below DRAWS."""
         digest = hashlib.blake2b(document, digest_size=2, key=str(self.seed).encode()[:64])
         return int.from_bytes(digest.digest(), 'big')
 
-    def parts(self, cuts):
-        """Yield (draw, part for training, part for validation) of each document; where one is cut is added to cuts."""
-        needed = self.needed
+    def parts(self):
+        """Yield (draw, part for training, part for validation) of each document; self.cuts tells where one was cut."""
+        begins, self.cuts = self.begins.copy(), []
         for place, offset, document in read(self.inputs, self.field):
             drawn = self.draw(document)
-            end = len(document) if drawn < self.edge else 0
-            if drawn == self.edge:
-                end = min(needed, len(document))
-                needed -= end
-                if 0 < end < len(document):
-                    end = find_cut(document, end, self.slack)
-            cuts += [f'{place}, byte {at}' for at in sorted({offset, offset + end}) if 0 < at < offset + len(document)]
+            end = min(max(0, self.n_train - begins[drawn]), len(document))
+            begins[drawn] += len(document)
+            if 0 < end < len(document):
+                end = find_cut(document, end, self.slack)
+            cuts = {offset, offset + end} - {0, offset + len(document)}
+            self.cuts += [f'{place}, byte {at}' for at in sorted(cuts)]
             yield drawn, document[:end], document[end:]
 
 
@@ -397,9 +377,8 @@ class Split:
 def train_tokenizer(n_tokens, split):
     """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split."""
     pattern, words = package('regex').compile(PATTERN), Counter()
-    most = np.searchsorted(split.ends, BPE_BYTES)
-    for drawn, text, _ in tqdm(split.parts([]), 'counting words', unit='', disable=None):
-        if drawn <= most:
+    for drawn, text, _ in tqdm(split.parts(), 'counting words', unit='', disable=None):
+        if split.begins[drawn] < BPE_BYTES:
             for piece in pieces(text.decode()):
                 words.update(pattern.findall(piece))
     tokens = train_bpe(words, n_tokens - 1)
@@ -417,58 +396,56 @@ def train_bpe(words, n_tokens):
     """
     tokens = [bytes([i]) for i in range(256)]
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    # All words in a row, with -1 before and after each; what follows a position, and what is before it, is linked.
-    words = {word.encode(): count for word, count in words.items()}
-    ids = np.frombuffer(b'\0'.join([b'', *words, b'']), np.uint8).astype(np.int64)
-    lengths = np.array([0, *map(len, words)]) + 1
-    ids[lengths.cumsum() - 1] = -1
-    counts = np.repeat([0, *words.values()], lengths)
-    after, before = np.arange(1, len(ids) + 1), np.arange(-1, len(ids) - 1)
-    totals, places, heap = Counter(), defaultdict(list), []  # all by pair; the heap has outdated totals too
+    ids, counts = [-1], [0]  # all words in a row, with -1 before and after each; how often the word of each id occurs
+    for word, count in words.items():
+        ids += [*word.encode(), -1]
+        counts += [count] * (len(ids) - len(counts))
+    after, before = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))  # positions, by position
+    totals, places, changed = Counter(), defaultdict(list), set()  # of pairs: how often, and where
+    heap = [(0, ())]  # (-total, pair) of all pairs, some outdated; the first, of no pair, ends the loop
 
-    def distinct(at):  # np.unique, which hashes, is slower
-        at = np.sort(at)
-        return at[np.diff(at, prepend=-1) > 0]
-
-    def count(at, sign):
-        """Add the pairs that begin at some positions to what is known of all pairs, or take them away."""
-        at = distinct(at)
-        at = at[(ids[at] >= 0) & (ids[after[at]] >= 0)]
-        keys = ids[at] << 32 | ids[after[at]]
-        order = np.argsort(keys, kind='stable')
-        at, keys = at[order], keys[order]
-        starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        sums = np.add.reduceat(counts[at], starts)
-        for pair, total, group in zip(keys[starts].tolist(), sums.tolist(), np.split(at, starts[1:])):
-            totals[pair] += sign * total
-            heapq.heappush(heap, (-totals[pair], pair))
+    def count_pair(at, sign):
+        """Add the pair that begins at a position to what is known of all pairs, or take it away."""
+        pair = ids[at], ids[after[at]]
+        if -1 not in pair:
+            totals[pair] += sign * counts[at]
+            changed.add(pair)
             if sign > 0:
-                places[pair].append(group)
+                places[pair].append(at)
 
-    count(np.arange(len(ids) - 1), 1)
-    while heap and len(tokens) < n_tokens:
+    for at in range(len(ids) - 1):
+        count_pair(at, 1)
+    while len(tokens) < n_tokens:
+        for pair in changed:
+            heapq.heappush(heap, (-totals[pair], pair))
+        changed.clear()
         total, pair = heapq.heappop(heap)
-        if totals[pair] != -total:
-            continue
-        if totals[pair] < 2:
+        if total > -2:
             break
-        left, right = pair >> 32, pair & 0xFFFFFFFF
-        first = distinct(np.concatenate(places.pop(pair)))
-        first = first[(ids[first] == left) & (ids[after[first]] == right)]  # what other merges have left of them
-        if left == right:  # of three in a row, only the first two are a pair
-            taken = set()
-            first = np.array([i for i in first.tolist() if i not in taken and not taken.add(int(after[i]))])
-        second = after[first]
-        count(np.concatenate([before[first], first, second]), -1)
-        token = tokens[left] + tokens[right]
+        if total != -totals[pair]:
+            continue
+        token = tokens[pair[0]] + tokens[pair[1]]
         if token not in ranks:  # it may have been made of another pair
             ranks[token] = len(tokens)
             tokens.append(token)
-        ids[first], ids[second] = ranks[token], -1
-        after[first] = after[second]
-        before[after[first]] = first
-        count(np.concatenate([before[first], first]), 1)
+        for first in sorted(places.pop(pair)):
+            second = after[first]
+            if (ids[first], ids[second]) != pair:  # one of the two is in another token by now
+                continue
+            for at in (before[first], first, second):
+                count_pair(at, -1)
+            ids[first], ids[second] = ranks[token], -1
+            after[first] = after[second]
+            before[after[first]] = first
+            for at in (before[first], first):
+                count_pair(at, 1)
     return tokens
+
+
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SAMPLE = ("I'm here, you're THERE'S. 1 12 123 1234567 3.14e-5  two   three\n\n\n\ttab\r\n  end \n naïve e\u0301 ﬁ ½² "
+          '中文字符。日本語テキスト русский हिन्दी 😀👍🏽 __init__(self): $€ “x” …\u00a0\u2028 <b>&amp;</b>\n \t \n'
+          + 'x'.join(' ' * i + '\n' * (i % 5) for i in range(40)))  # shows where two tokenizers differ
 
 
 def read_hf(name):
@@ -483,13 +460,13 @@ def read_hf(name):
     theirs = package('tokenizers').Tokenizer.from_file(os.path.join(folder, 'tokenizer.json'))
     theirs.no_truncation()
     spec = json.loads(theirs.to_str())
-    model, normalizer, steps = spec['model'], spec['normalizer'], spec['pre_tokenizer'] or {'type': 'none'}
+    model, steps = spec['model'], spec['pre_tokenizer'] or {'type': 'no pre-tokenizer'}
     steps = steps.get('pretokenizers', [steps])
     kinds = [step['type'] for step in steps]
     known = ['ByteLevel'], ['Split', 'ByteLevel'], ['Digits', 'ByteLevel']
-    if model['type'] != 'BPE' or normalizer or kinds not in known:
-        raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}' + ' and a normalizer' * bool(normalizer)
-                         + ', and not BPE after ByteLevel, or after Split or Digits and ByteLevel')
+    if model['type'] != 'BPE' or spec['normalizer'] or kinds not in known:
+        raise ValueError(f'it is {model["type"]} after {" and ".join(kinds)}, and not BPE after ByteLevel, or after '
+                         'Split or Digits and ByteLevel, without a normalizer')
     pattern = steps[0]['pattern']['Regex'] if kinds[0] == 'Split' else GPT2_PATTERN
     if kinds[0] == 'Digits':  # each is split off, so that what is before it ends there
         pattern = pattern.replace(r' ?\p{N}+', r'\p{N}').replace(r'(?!\S)', r'(?![^\s\p{N}])')
@@ -499,12 +476,10 @@ def read_hf(name):
     special = {token['content']: token['id'] for token in spec['added_tokens']}
     ranks = {bytes(map(spelling.get, token)): i for token, i in model['vocab'].items() if token not in special}
     merges = [tuple(bytes(map(spelling.get, half)) for half in merge) for merge in model['merges']]
-    made, merges = [ranks.get(left + right, -1) for left, right in merges], set(merges)
-    if -1 in made or made != sorted(made):
-        raise ValueError('its ids are not in the order of its merges')
-    for token in ranks:
-        if len(token) > 1 and tuple(halves(token, ranks)) not in merges:
-            raise ValueError(f'it has no merge for {token} where BPE by its ids would have one')
+    made = [ranks.get(left + right, -1) for left, right in merges]
+    own = [tuple(halves(token, ranks)) for token in ranks if len(token) > 1]
+    if -1 in made or made != sorted(made) or not set(own) <= set(merges):
+        raise ValueError('its merges are not those that BPE by its ids would do')
 
     config = Path(folder, 'tokenizer_config.json')
     eos = json.loads(config.read_text(encoding='utf-8')).get('eos_token') if config.exists() else None
@@ -555,8 +530,8 @@ class Writer:
         self.counts['documents'] += 1
         for i, piece in enumerate(pieces(document.decode())):
             self.tasks.append(self.pool.submit(self.tokenizer.encode_piece, piece, first=i == 0))
-            if len(self.tasks) == 512:  # half of them keep all cores busy while the others are written
-                self.write(256)
+            if len(self.tasks) == 16 * THREADS:  # half of them keep all cores busy while the others are written
+                self.write(8 * THREADS)
 
     def write(self, n=None):
         """Write the tokens of the first n tasks, or of all that has been added."""
@@ -574,21 +549,17 @@ class Writer:
 
 def write_shards(folder, split, tokenizer):
     """Tokenize both parts of a split into a folder. Returns what meta.json says of that."""
-    cuts, pool = [], ThreadPoolExecutor(os.cpu_count())
-    writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
-    try:
-        with tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
-            for _, *parts in split.parts(cuts):
-                for writer, part in zip(writers, parts):
-                    if part:
-                        writer.add(part)
-                        bar.update(len(part))
-        for writer in writers:
-            writer.write()
-    finally:
-        pool.shutdown(cancel_futures=True)  # who stops a run does not wait for the rest
-    train, val = (writer.counts for writer in writers)
-    return {'train': train, 'val': val, 'cut': cuts, 'inputs': {name: sha256(path) for name, path in split.inputs}}
+    with ThreadPoolExecutor(THREADS) as pool, tqdm(desc='tokenizing', total=split.size, **BAR) as bar:
+        train, val = writers = [Writer(folder, name, tokenizer, pool) for name in ('train', 'val')]
+        for _, *parts in split.parts():
+            for writer, part in zip(writers, parts):
+                if part:
+                    writer.add(part)
+                    bar.update(len(part))
+        train.write()
+        val.write()
+    inputs = {name: sha256(path) for name, path in split.inputs}
+    return {'train': train.counts, 'val': val.counts, 'cut': split.cuts, 'inputs': inputs}
 
 
 def take_shards(folder, paths, tokenizer, put):
@@ -618,6 +589,18 @@ def find_shards(folder):
     return {f'{split}_{i:06d}.bin': path for split in paths for i, path in enumerate(paths[split])}
 
 
+def lock(file):
+    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except (OSError, ImportError):  # a disk or a system without locks
+        return None
+
+
 def describe(folder, tokenizer, meta):
     """Write the small files of a data set: meta.json, which makes it one, last."""
     meta = {'tokenizer': tokenizer.name, 'vocab_size': tokenizer.vocab_size, **meta}
@@ -639,16 +622,16 @@ def download(url, path, digest=''):
             if response.status != 206:  # the server cannot go on, but sends all
                 done = 0
             path.parent.mkdir(parents=True, exist_ok=True)
-            bar = tqdm(desc=path.name, total=done + (response.length or 0), initial=done, **BAR)
-            with open(part, 'ab') as file, bar:
+            size = done + (response.length or 0)
+            progress = tqdm.wrapattr(response, 'read', total=size, initial=done, desc=path.name, **BAR)
+            with open(part, 'ab') as file, progress as stream:
                 if lock(file) is False or file.tell() < done:
                     raise ConnectionError('another process is downloading it')
                 file.truncate(done)
-                while block := response.read(1 << 16):
-                    bar.update(file.write(block))
+                shutil.copyfileobj(stream, file)
             if response.length:
                 raise ConnectionError(f'the connection ended {response.length:,} bytes too early')
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except Exception as error:  # whatever is wrong with the URL, the server or the disk
         fail(f'{url}: {error}' + (f'; the next try goes on from {part}' if part.exists() else ''))
     if digest and sha256(part) != digest:
         part.unlink()
@@ -673,43 +656,19 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 # ----------------------------------------------------------------------------------------------------------------------
 # The command
 
-def lock(file, shared=False):
-    """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    except (OSError, ImportError):  # a disk or a system without locks
-        return None
-
-
 @contextlib.contextmanager
 def new_folder(folder):
-    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing.
-
-    All who write share a lock on data/. Who can have it alone removes what processes that were killed have left.
-    """
+    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing."""
     DATA.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        if os.name != 'nt':  # Windows cannot open folders
-            file = os.open(DATA, os.O_RDONLY)
-            stack.callback(os.close, file)
-            for left in DATA.glob('*.unfinished-*') if lock(file) else []:
-                shutil.rmtree(left, ignore_errors=True)
-            lock(file, shared=True)
-        temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
-        new = Path(stack.enter_context(temporary), folder.name)
+    with tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA) as temporary:
+        new = Path(temporary, folder.name)
         new.mkdir()
         yield new
         try:
             os.rename(new, folder)
-        except OSError:
-            if not folder.exists():
-                raise
-            if json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
-                fail(f'{folder} was made by another process meanwhile, of something else')
+        except OSError as error:
+            if not folder.exists() or json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
+                fail(f'{folder}: {error.strerror}: another process may have made it meanwhile, of something else')
 
 
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0, shards_from=''):
@@ -718,10 +677,8 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
     default = {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(dataset, 'gpt2')
     name, settings = tokenizer or default, {'field': field, 'val_fraction': val_fraction, 'seed': seed}
     trained = re.fullmatch(r'bpe:(\d{1,6})', name)
-    if not re.fullmatch(r'[\w-]+', dataset) or not (input or shards_from or dataset in NAMED):
-        fail(f'--dataset={dataset}: should be {", ".join(NAMED)}, or another word and come with an --input')
-    if bool(input) + bool(shards_from) + (dataset in NAMED) > 1:
-        fail(f'--dataset={dataset}: is the name of a data set, or has --input, or has --shards_from: one of these')
+    if not re.fullmatch(r'[\w-]+', dataset) or (dataset in NAMED) + bool(input) + bool(shards_from) != 1:
+        fail(f'--dataset={dataset}: should be one of {", ".join(NAMED)}, or another word with --input or --shards_from')
     if dataset in ('stdlib_bytes', *READY_MADE) and name != default:
         fail(f'--dataset={dataset} has the tokens of --tokenizer={default} and no other')
     if shards and dataset not in READY_MADE:
@@ -763,8 +720,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         if meta[split]['tokens']:
             show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
     if cuts := meta.get('cut'):
-        more = f'; and {len(cuts) - 3} more' if len(cuts) > 3 else ''
-        show(f'{folder}: cut in two, as they are too long to be kept whole: {"; ".join(cuts[:3])}{more}')
+        show(f'{folder}: documents too long to be kept whole are cut: {len(cuts)} times, first at {cuts[0]}')
 
 
 if __name__ == '__main__':

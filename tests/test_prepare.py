@@ -214,10 +214,11 @@ def test_parquet():
     write_table(pyarrow.table({'n': range(len(NASTY)), 'body': NASTY}), 'in/a.parquet', row_group_size=3)
     prepare.prepare('x', input='in', tokenizer='bytes', field='body', val_fraction=0.3)
     assert unsplit(*(read_documents('x', split) for split in ('train', 'val')), [text.encode() for text in NASTY])
-    assert "a.parquet, row 1, field 'text': not text: there is no such field, but n, body" in error_of(
-        'y', input='in', tokenizer='bytes')
+    message = error_of('y', input='in', tokenizer='bytes')
+    assert "a.parquet, row 1, byte 0: ValueError: no text in --field=text of {'n': 0, 'body': '<|endof" in message
     write_table(pyarrow.table({'text': ['fine', None]}), 'b.parquet')
-    assert "b.parquet, row 2, field 'text': not text: it is null" in error_of('y', input='b.parquet', tokenizer='bytes')
+    assert "b.parquet, row 2, byte 0: ValueError: no text in --field=text of {'text': None}" in error_of(
+        'y', input='b.parquet', tokenizer='bytes')
     write('c.parquet', 'text')
     assert 'c.parquet' in error_of('y', input='c.parquet', tokenizer='bytes')
 
@@ -249,8 +250,8 @@ def test_what_is_not_text_is_refused_by_its_name(server, name):
 
 
 @pytest.mark.parametrize('content, what', [
-    (b'\x7fELF\0\0', 'byte 0: not text: there are NUL bytes'), (b'text\xff\xfe', 'byte 4: not UTF-8'),
-    ('utf-16'.encode('utf-16'), 'byte 0: not UTF-8'), (b'latin-1 \xe9', 'byte 8: not UTF-8')])
+    (b'\x7fELF\0\0', 'byte 0: ValueError: there are NUL bytes'), (b'text\xff\xfe', 'byte 4: UnicodeDecodeError'),
+    ('utf-16'.encode('utf-16'), 'byte 0: UnicodeDecodeError'), (b'latin-1 \xe9', 'byte 8: UnicodeDecodeError')])
 def test_what_is_not_text_is_refused_by_what_it_holds(content, what):
     for name in ('a', 'a.bin', 'a.dat.gz'):
         path = write(name, gzip.compress(content) if 'gz' in name else content)
@@ -406,7 +407,7 @@ def test_tokenizer_that_cannot_be_downloaded(monkeypatch):
 
     monkeypatch.setattr(tiktoken, 'get_encoding', no_network)
     message = error_of('x', input=write('x.txt', 'text'))
-    assert '--tokenizer=gpt2 could not be downloaded' in message and 'no route to host' in message
+    assert '--tokenizer=gpt2 cannot be had' in message and 'no route to host' in message
     assert 'TIKTOKEN_CACHE_DIR' in message and 'bpe:1024' in message
 
 
@@ -580,13 +581,13 @@ def add_whitespace(spec):
 
 
 @pytest.mark.parametrize('kwargs, what', [
-    ({'change': swap_merges}, 'not in the order of its merges'), ({'change': drop_merge}, 'has no merge for'),
+    ({'change': swap_merges}, 'not those that BPE'), ({'change': drop_merge}, 'not those that BPE'),
     ({'change': normalize}, 'a normalizer'), ({'change': prefix}, 'other tokens of a sample'),
     ({'change': add_whitespace}, 'other tokens of a sample'), ({'special': ('<|pad|>',)}, 'no end-of-text'),
     ({'pre': 'metaspace'}, 'Metaspace'), ({'alphabet': False}, 'every byte be a token')])
 def test_tokenizer_json_that_is_another(kwargs, what):
     message = error_of('x', input=write('x.txt', 'text'), tokenizer=save_hf(**kwargs)[0])
-    assert '--tokenizer=hf:hf is no tokenizer that can be had here' in message and what in message
+    assert '--tokenizer=hf:hf cannot be had' in message and what in message
 
 
 def test_tokenizer_json_that_is_not_there(monkeypatch):
@@ -611,15 +612,16 @@ def test_tokenizer_json_that_is_not_there(monkeypatch):
 # errors
 
 @pytest.mark.parametrize('line, what', [
-    ('{"text": "a"', 'not JSON'), ('[1]', 'no object with fields, but of type list'), ('7', 'of type int'),
-    ('{"id": 1, "body": "a"}', 'no such field, but id, body'), ('{"text": null}', 'it is null'),
-    ('{"text": 7}', 'it is of type int'), ('{"text": "a\\ud800"}', 'half of a surrogate pair'),
-    (b'{"text": "\xff"}', 'not UTF-8'), ('[' * 100_000, 'Recursion')])
+    ('{"text": "a"', 'JSONDecodeError'), ('[1]', "no text in --field=text of [1]"), ('7', 'of 7'),
+    ('{"id": 1, "body": "a"}', "no text in --field=text of {'id': 1, 'body': 'a'}"),
+    ('{"text": null}', "of {'text': None}"), ('{"text": 7}', "of {'text': 7}"),
+    ('{"text": "a\\ud800"}', 'UnicodeEncodeError: surrogates not allowed'),
+    (b'{"text": "\xff"}', 'UnicodeDecodeError'), ('[' * 100_000, 'Recursion')])
 def test_bad_line_is_named(line, what):
     line = line if isinstance(line, bytes) else line.encode()
     path = write('in.jsonl', b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     message = error_of('x', input=path, tokenizer='bytes')
-    assert "in.jsonl, line 3, field 'text': " in message and what in message
+    assert 'in.jsonl, line 3, byte ' in message and what in message
 
 
 def test_bad_utf8_is_named(monkeypatch):
@@ -627,7 +629,7 @@ def test_bad_utf8_is_named(monkeypatch):
     write('in/good.txt', 'good')
     write('in/zbad.txt', b'0123456789\n' * 500 + b'\xff')
     message = error_of('x', input='in', tokenizer=write_ranks())
-    assert 'zbad.txt, byte 5500: not UTF-8' in message
+    assert 'zbad.txt, byte 5500: UnicodeDecodeError' in message
 
 
 def test_damaged_gz_is_named():
@@ -671,7 +673,7 @@ def test_names_of_inputs():
 def test_no_permission(folder):
     path = write('x.txt', 'text')
     os.chmod(path, 0)
-    assert 'x.txt: Permission denied' in error_of('x', input=path, tokenizer='bytes')
+    assert re.search('x.txt.*Permission denied', error_of('x', input=path, tokenizer='bytes'))
     os.chmod(path, 0o600)
     os.mkdir('data', 0o500)
     assert 'Permission denied' in error_of('x', input=path, tokenizer='bytes')
@@ -882,7 +884,7 @@ def test_shards_that_cannot_be_taken_over(name, data, what):
             write(f'theirs/{path}', content)
     assert what in error_of('x', shards_from='theirs', tokenizer=write_ranks())
     assert 'bpe:N is trained' in error_of('x', shards_from='theirs', tokenizer='bpe:512')
-    assert 'one of these' in error_of('x', shards_from='theirs', input='small.tiktoken')
+    assert '--input or --shards_from' in error_of('x', shards_from='theirs', input='small.tiktoken')
 
 
 # -----------------------------------------------------------------------------
@@ -907,30 +909,18 @@ def test_two_at_a_time(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert os.listdir('data') == ['x'] and out[:len(out) // 2] == out[len(out) // 2:]
     prepare_meanwhile(monkeypatch, 'y', input=one, tokenizer='bytes')
-    with pytest.raises(SystemExit, match='data/y was made by another process meanwhile, of something else'):
+    with pytest.raises(SystemExit, match='data/y: .*another process may have made it meanwhile, of something else'):
         prepare.prepare('y', input=other, tokenizer='bytes')
     assert read_documents('y', 'train') == read_documents('x', 'train') and sorted(os.listdir('data')) == ['x', 'y']
 
 
-def test_what_killed_runs_left_is_removed():
+def test_what_others_have_left_or_write_is_not_touched():
     path = write('x.txt', 'some text\n' * 99)
     write('data/x.unfinished-abc/x/train_000000.bin', 'half')
-    write('data/y.unfinished-abc/y/train_000000.bin', 'half')
     write('data/z/train_000000.bin', 'not ours')
+    before = files()
     prepare.prepare('x', input=path, tokenizer='bytes')
-    assert sorted(os.listdir('data')) == ['x', 'z']
-
-
-def test_what_a_living_run_writes_is_not_removed(monkeypatch):
-    path = write('x.txt', 'some text\n' * 99)
-    with prepare.new_folder(Path('data/y')) as folder:
-        write(folder / 'train_000000.bin', 'half')
-        write('data/z.unfinished-abc/x/train_000000.bin', 'half')
-        prepare.prepare('x', input=path, tokenizer='bytes')
-        assert (folder / 'train_000000.bin').read_bytes() == b'half'
-    assert sorted(os.listdir('data')) == ['x', 'y', 'z.unfinished-abc']
-    prepare.prepare('w', input=path, tokenizer='bytes')
-    assert sorted(os.listdir('data')) == ['w', 'x', 'y']
+    assert before.items() <= files().items() and len(read_documents('x', 'train')) == 1
 
 
 # -----------------------------------------------------------------------------
@@ -946,7 +936,7 @@ def test_command():
     result = command('--dataset=mine', '--input=x.txt', '--tokenizer=bytes')
     assert result.returncode == 0 and result.stderr == ''
     assert 'data/mine train: 476 tokens, 475 bytes, 1 documents' in result.stdout.replace(os.sep, '/')
-    assert 'cut in two, as they are too long to be kept whole: x.txt, byte 475' in result.stdout
+    assert 'documents too long to be kept whole are cut: 1 times, first at x.txt, byte 475' in result.stdout
     assert read_documents('mine', 'val') == [b'text\n' * 5]
     result = command('--dataset=mine', '--input=x.txt', '--tokenizer=bytes')
     assert result.returncode == 1 and result.stderr.count('\n') == 1 and 'already' in result.stderr
