@@ -273,8 +273,10 @@ def read(inputs, field):
                     yield name + place, offset, document
                     offset += len(document)
         except Exception as error:  # whatever it is, say where
-            what = f'{type(error).__name__}: {getattr(error, "reason", error)}'
-            fail(f'{path}{place}, byte {offset + getattr(error, "start", 0)}: {what}; {CAN_BE_READ}')
+            where = place or f', byte {offset + getattr(error, "start", 0)}'
+            what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
+                    json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
+            fail(f'{path}{where}: {what}: {getattr(error, "reason", error)}; {CAN_BE_READ}')
 
 
 def open_items(path, field):
@@ -589,11 +591,11 @@ def find_shards(folder):
     return {f'{split}_{i:06d}.bin': path for split in paths for i, path in enumerate(paths[split])}
 
 
-def lock(file):
+def lock(file, shared=False):
     """Lock an open file until it is closed or its process ends. False: another has it; None: there are no locks."""
     try:
         import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
         return False
@@ -658,10 +660,20 @@ def prepare_ready_made(dataset, folder, downloads, shards):
 
 @contextlib.contextmanager
 def new_folder(folder):
-    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing."""
+    """A folder to write to, which becomes data/NAME at the end, or else leaves nothing.
+
+    All who write share a lock on data/. Who can have it alone removes what processes that were killed have left.
+    """
     DATA.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA) as temporary:
-        new = Path(temporary, folder.name)
+    with contextlib.ExitStack() as stack:
+        if os.name != 'nt':  # Windows cannot open folders
+            file = os.open(DATA, os.O_RDONLY)
+            stack.callback(os.close, file)
+            for left in DATA.glob('*.unfinished-*') if lock(file) else []:
+                shutil.rmtree(left, ignore_errors=True)
+            lock(file, shared=True)
+        temporary = tempfile.TemporaryDirectory(prefix=f'{folder.name}.unfinished-', dir=DATA)
+        new = Path(stack.enter_context(temporary), folder.name)
         new.mkdir()
         yield new
         try:
