@@ -423,11 +423,11 @@ gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
 peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and compute_dtype != torch.float32), None)
 counts = budget(model_config)
 tokens_per_step = gradient_accumulation_steps * batch_size * block_size
-say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} mixer, {counts["ffn"]:,} FFN, '
-    f'{counts["embedding"]:,} embedding), {config["dtype"]} on {world_size} x {gpu or device}\n'
+say(f'{model_config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} {model_config.mixer}, '
+    f'{counts["ffn"]:,} FFN, {counts["embedding"]:,} embedding), {config["dtype"]} on {world_size} x {gpu or device}\n'
     f'{tokens_per_step:,} tokens a step, {len(train_data) / tokens_per_step:,.1f} steps an epoch of data/{dataset}')
-if checkpoint_path and step >= max_iters and not eval_only:
-    say(f'{checkpoint_path} has {step} steps already: to go on, raise --max_iters')
+if checkpoint_path and not eval_only:
+    say(f'going on from {checkpoint_path}, which has {step} steps' + ': raise --max_iters' * (step >= max_iters))
 if eval_only and not checkpoint_path:
     say(f'{out_dir} has no checkpoint: what follows is of the initial weights')
 stop_signals = []  # that this process has had

@@ -10,6 +10,7 @@ import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT, make_data, script
 
@@ -248,6 +249,21 @@ def test_differences_and_their_errors():
         {'arm': 'uniform', 'seed': report.TRIAL_SEED, 'max_iters': 8, 'val_loss': {'8': 0.0}}]
     mine = {'arms': {'uniform': {}, 'other': {}}, 'recipe': {'max_iters': 8}, 'runs': runs}
     assert report.compare(mine, 8) == {'other': ({0: 0.5, 1: 0.25, 2: 0.75}, 0.5, pytest.approx(0.25 / 3 ** 0.5))}
+
+
+def test_scatter_of_all_arms_together():
+    """The residuals are those of least squares with a constant for each arm and each seed."""
+    rng = np.random.default_rng(0)
+    losses = rng.normal(size=(4, 3)) / 100 + rng.normal(size=(4, 1)) + rng.normal(size=3)
+    study = {'arms': dict.fromkeys('abcd'), 'runs': [
+        {'arm': arm, 'seed': seed, 'max_iters': 7, 'val_loss': {'7': losses['abcd'.index(arm), seed]}}
+        for arm in 'abcd' for seed in range(3)]}
+    constants = np.concatenate((np.repeat(np.eye(4), 3, axis=0), np.tile(np.eye(3), (4, 1))), axis=1)
+    rest = losses.flatten() - constants @ np.linalg.lstsq(constants, losses.flatten(), rcond=None)[0]
+    expected = 2.447 * np.sqrt(2 * (rest**2).sum() / 6 / 3)  # t with 6 degrees of freedom
+    assert report.pooled_reach(study, 7, 1) == pytest.approx(expected, rel=1e-3)
+    study['runs'] = [run for run in study['runs'] if run['seed'] == 0 or run['arm'] == 'a']
+    assert report.pooled_reach(study, 7, 1) == np.inf
 
 
 def test_chance_is_that_of_students_t_with_all_comparisons_allowed_for():

@@ -293,7 +293,7 @@ def test_damaged_lines_of_metrics_are_dropped(train, capsys):
         file.write(b'\xff\n}\n{"step": "x"}\n[]\n\0\n{"step": 7, "loss": 1.0}\n{"step": 3, "lo')
     train('--init_from=resume', '--max_iters=4')
     assert metrics() == before
-    assert 'ckpt.pt has 4 steps already: to go on, raise --max_iters' in capsys.readouterr().out
+    assert 'ckpt.pt, which has 4 steps: raise --max_iters' in capsys.readouterr().out
 
 
 def test_a_checkpoint_alone_can_be_resumed(train):

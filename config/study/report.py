@@ -87,6 +87,19 @@ def errors_needed(seeds, comparisons):
     return t
 
 
+def pooled_reach(study, max_iters, comparisons):
+    """The difference of two arms that is beyond chance, as one of so many comparisons, by the scatter that is left of
+    all arms together when each arm and each seed has a mean of its own."""
+    runs = {arm: runs_of(study, arm, max_iters) for arm in study['arms']}
+    seeds = set.intersection(*(set(of_seed) for of_seed in runs.values() if of_seed))
+    losses = np.array([[of_seed[seed][max_iters] for seed in sorted(seeds)] for of_seed in runs.values() if of_seed])
+    df = (len(losses) - 1) * (len(seeds) - 1)
+    if df < 1:
+        return math.inf
+    rest = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
+    return errors_needed(df + 1, comparisons) * math.sqrt(2 * (rest**2).sum() / df / len(seeds))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # In words and tables
 
@@ -138,6 +151,10 @@ Validation loss in nats per token; differences to uniform are paired by seed, ±
 In italics: beyond chance at the 5% level if it were the only comparison, {needed[0]:.1f} standard errors
 with {seeds} seeds; in bold: with all {n} allowed for, {needed[1]:.1f}. At the scatter of the median arm,
 a difference must reach {needed[0] * error:.4f} and {needed[1] * error:.4f} nats to be seen so."""
+        if pooled_reach(study, full, 1) < math.inf:
+            text += f"""
+If all arms scatter alike, {pooled_reach(study, full, 1):.4f} and {pooled_reach(study, full, n):.4f} would do, by the
+scatter of all of them together."""
     elif rows:
         text += '\n\nWith one seed, what is chance cannot be told.'
     if len(tokens) > 1:
