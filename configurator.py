@@ -65,7 +65,7 @@ def configure(script, dataclass=None, files_of=None, argv=None):
     config = Config({name: default for name, (default, _) in known.items()})
     for arg in argv:
         if not arg.startswith('-'):
-            files = [file for file in (Path(arg), path.parent / arg) if file.is_file()]  # here, or beside the script
+            files = [file for file in (Path(arg), path.parent / arg) if os.path.isfile(file)]  # or beside the script
             if not files:
                 fail(f'{arg}: no such config file (a flag is written --name=value)')
             allowed, assigned = known, run_file(files[0], config)
@@ -187,7 +187,8 @@ def check_range(settings, names, least, below=math.inf):
     """End the program unless least <= value < below for these settings, names in a text."""
     for name in names.split():
         if not least <= settings[name] < below:
-            fail(f'{name}={settings[name]}: must be at least {least} and below {below}')
+            end = 'finite' if below == math.inf else f'below {below}'
+            fail(f'{name}={settings[name]}: must be at least {least} and {end}')
 
 
 def explain(kind, error, trace):

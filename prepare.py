@@ -105,8 +105,13 @@ class Tokenizer:
             eot, vocab_size = (128001, 128256) if last == 127999 else (last + 1, last + 2)  # Llama 3's, or any other
             return cls(dict(name=Path(name).name, vocab_size=vocab_size, eot=eot, pattern=PATTERN, ranks=ranks))
         except Exception as error:  # whatever the packages raise
-            fail(f'--tokenizer={name} cannot be had, nor is it a BPE rank file: {error}; bytes and bpe:1024 need no '
-                 'network, nor does what tiktoken has in TIKTOKEN_CACHE_DIR; see --help')
+            wrong = 'is not bytes, nor bpe:N, hf:NAME, a name that tiktoken knows, or a BPE rank file'
+            if name in tiktoken.list_encoding_names():
+                wrong = ('could not be downloaded; set TIKTOKEN_CACHE_DIR to a folder that has it, or take bpe:1024 or '
+                         'bytes, which need no network')
+            elif name.startswith('hf:'):
+                wrong = 'is no tokenizer that can be had here'
+            fail(f'--tokenizer={name} {wrong}: {error}')
 
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
@@ -276,7 +281,7 @@ def read(inputs, field):
             where = place or f', byte {offset + getattr(error, "start", 0)}'
             what = {UnicodeDecodeError: 'not UTF-8', UnicodeEncodeError: 'half of a surrogate pair is no character',
                     json.JSONDecodeError: 'not JSON', ValueError: 'not text'}.get(type(error), type(error).__name__)
-            fail(f'{path}{where}: {what}: {getattr(error, "reason", error)}; {CAN_BE_READ}')
+            fail(f'{path}{where}: {what}: {getattr(error, "reason", error)}' + ('' if unit else f'; {CAN_BE_READ}'))
 
 
 def open_items(path, field):
@@ -680,7 +685,8 @@ def new_folder(folder):
             os.rename(new, folder)
         except OSError as error:
             if not folder.exists() or json.loads((new / 'meta.json').read_text()) != read_meta(folder.name):
-                fail(f'{folder}: {error.strerror}: another process may have made it meanwhile, of something else')
+                fail(f'{folder}: {error.strerror}: another process may have made it meanwhile, of something else: '
+                     'choose another --dataset')
 
 
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0, shards_from=''):

@@ -122,24 +122,24 @@ if init_from not in ('scratch', 'resume', 'auto', 'best') and not is_pretrained:
 if init_from == 'best' and not eval_only:
     fail('init_from=best is for eval_only: training goes on from ckpt.pt, with --init_from=resume')
 names = ('ckpt_best.pt',) if init_from == 'best' else ('ckpt.pt', 'ckpt_best.pt')
-checkpoint_path = next((path for path in (Path(out_dir, name) for name in names) if path.exists()), None)
-checkpoint = None
+found = [path for path in (Path(out_dir, name) for name in names) if path.exists()]
+checkpoint_path, checkpoint = found[0] if found else None, None
 if checkpoint_path and (init_from == 'scratch' or is_pretrained):
     fail(f'{checkpoint_path} is there already: go on from it with --init_from=resume, or choose another --out_dir')
 if not checkpoint_path and init_from in ('resume', 'best'):
     fail(f'{Path(out_dir, names[0])}: no such checkpoint')
 if checkpoint_path:
-    with fail_on(Exception, f'{checkpoint_path} cannot be read, or is no checkpoint of train.py (another in {out_dir} '
-                            'that is whole can take its place)'):
+    with fail_on(Exception, f'{checkpoint_path} cannot be read, or is no checkpoint of train.py'
+                            + ''.join(f'; {path} may be whole: put it in its place' for path in found[1:])):
         checkpoint = torch.load(checkpoint_path, map_location='cpu', weights_only=True, mmap=True)
         for name in ('model', 'optimizer', 'iter_num', 'best_val_loss', 'config', 'tokenizer', 'data_id'):
             if name not in checkpoint:
                 raise ValueError(f'it has no {name}')
-    unknown = sorted(config.keys() - checkpoint['config'].keys())
-    if unknown:
-        say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
-    of_this_run = {'out_dir': out_dir, 'init_from': init_from, 'eval_only': eval_only}
-    take_over({**config.defaults, **checkpoint['config'], **of_this_run}, checkpoint_path)
+        unknown = sorted(config.keys() - checkpoint['config'].keys())
+        if unknown:
+            say(f'the checkpoint does not know {", ".join(unknown)}: taken to have been trained with the defaults')
+        of_this_run = {'out_dir': out_dir, 'init_from': init_from, 'eval_only': eval_only}
+        take_over({**config.defaults, **checkpoint['config'], **of_this_run}, checkpoint_path)
 config['lr_decay_iters'] = config['lr_decay_iters'] or config['max_iters']  # a resumed run keeps its schedule
 globals().update(config)  # each setting is a variable of this script
 check_range(config, 'eval_interval log_interval batch_size gradient_accumulation_steps block_size', least=1)
@@ -274,8 +274,8 @@ if checkpoint:
             scaler.load_state_dict(checkpoint['scaler'])
         if list(checkpoint['model']) != list(raw_model.state_dict()):  # by which the optimizer knows them
             raise ValueError('its weights are in another order')
-    ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
-    step, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
+        ahead = {name: weight.to(device) for name, weight in checkpoint.get('ahead', {}).items()}
+        step, best_val_loss = int(checkpoint['iter_num']), float(checkpoint['best_val_loss'])
     checkpoint = None  # frees its memory
 if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
     fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')

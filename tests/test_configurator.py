@@ -123,6 +123,7 @@ def test_values_keep_the_type_of_the_default(call, flag, value):
     ('--flag=1', '', 'flag should be of type bool'), ('a.py', 'flag = 1', 'a.py: flag should be of type bool'),
     ('a.py', 'out_dir = 3', 'out_dir should be of type str'), ('--learning_rate=', '', 'should be of type float'),
     ('--n_layer', '', '--n_layer: a flag is written --name=value'), ('b.py', '', 'b.py: no such config file'),
+    ('x' * 300, '', 'x: no such config file'),
     ('a.py', 'n_layer = 1\nn_layer = 1 / 0', 'a.py, line 2: ZeroDivisionError'),
     ('a.py', 'import sys\nsys.exit()', 'a.py, line 2: SystemExit'),
     ('a.py', 'n_layer = (', 'a.py, line 1: SyntaxError'), ('a.py', '\ndepth + 1', 'a.py, line 2: NameError'),
@@ -164,7 +165,7 @@ def test_what_is_out_of_range_or_was_expected_to_fail_is_one_line():
     for value in (-1, 1, math.nan):
         with pytest.raises(SystemExit, match=f'^a={value}: must be at least 0 and below 1$'):
             check_range({'a': value}, 'a', least=0, below=1)
-    with pytest.raises(SystemExit, match='^a=inf: must be at least 0 and below inf$'):
+    with pytest.raises(SystemExit, match='^a=inf: must be at least 0 and finite$'):
         check_range({'a': math.inf}, 'a', least=0)
     with pytest.raises(SystemExit, match='^the file: nothing there$'), fail_on(OSError, 'the file'):
         raise OSError('nothing there')

@@ -407,7 +407,7 @@ def test_tokenizer_that_cannot_be_downloaded(monkeypatch):
 
     monkeypatch.setattr(tiktoken, 'get_encoding', no_network)
     message = error_of('x', input=write('x.txt', 'text'))
-    assert '--tokenizer=gpt2 cannot be had' in message and 'no route to host' in message
+    assert '--tokenizer=gpt2 could not be downloaded' in message and 'no route to host' in message
     assert 'TIKTOKEN_CACHE_DIR' in message and 'bpe:1024' in message
 
 
@@ -587,7 +587,7 @@ def add_whitespace(spec):
     ({'pre': 'metaspace'}, 'Metaspace'), ({'alphabet': False}, 'every byte be a token')])
 def test_tokenizer_json_that_is_another(kwargs, what):
     message = error_of('x', input=write('x.txt', 'text'), tokenizer=save_hf(**kwargs)[0])
-    assert '--tokenizer=hf:hf cannot be had' in message and what in message
+    assert '--tokenizer=hf:hf is no tokenizer that can be had here' in message and what in message
 
 
 def test_tokenizer_json_that_is_not_there(monkeypatch):

@@ -353,13 +353,14 @@ def test_resuming_as_something_else_names_each_difference(train, tmp_path, monke
     torch.save({'model': {}, 'optimizer': {}, 'iter_num': 3, 'config': {}}, 'other.pt')  # nanoGPT's, say
     for damaged in (whole[:3000], b'', b'text', Path('other.pt').read_bytes()):
         Path('out/ckpt.pt').write_bytes(damaged)
-        with pytest.raises(SystemExit, match='out/ckpt.pt cannot be read, or is no checkpoint'):
+        with pytest.raises(SystemExit, match='out/ckpt.pt cannot be read, or is no checkpoint.*; out/ckpt_best.pt may'):
             train('--init_from=resume')
     best = torch.load('out/ckpt_best.pt')
     turned = dict(reversed(best['model'].items()))  # so the optimizer's means would go to other weights
     for name, value, message in (('model', {}, 'does not fit model.py as it is now'), ('optimizer', {}, 'does not fit'),
                                  ('model', turned, 'does not fit model.py as it is now: its weights are in another'),
-                                 ('config', {**best['config'], 'beta1': 2.0}, 'beta1=2.0: must be')):
+                                 ('config', {**best['config'], 'beta1': 2.0}, 'beta1=2.0: must be'),
+                                 ('config', 'x', 'is no checkpoint'), ('iter_num', None, 'does not fit')):
         torch.save({**best, name: value}, 'out/ckpt.pt')
         with pytest.raises(SystemExit, match=message):
             train('--init_from=resume', '--max_iters=3')
