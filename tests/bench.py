@@ -2,7 +2,7 @@
 Speed and memory, side by side, and what Titans' memory remembers: run by hand, not by pytest.
 
     python tests/bench.py [--quick] [--device=cuda] [--only=memory,steps]
-    python tests/bench.py --only=recall,long,language [--seeds=0,1,2]       # these train, for an hour, and only if named
+    python tests/bench.py --only=recall,long,language [--seeds=0,1,2]      # these train, for an hour, and only if named
 
 Figures are ratios of medians of interleaved repetitions within one run, where they do not say otherwise. Models have
 the 113M shapes with attention fixed: width 768, 12 heads, 3072 hidden units a layer, vocabulary 50,257; 12 layers, or 4
