@@ -376,7 +376,7 @@ def test_text_is_cut_where_tokens_end():
         assert tokenizer.encode(text) == tokenizer.encoding.encode_ordinary(text)
 
 
-@pytest.mark.skipif('TIKTOKEN_CACHE_DIR' not in os.environ, reason="needs GPT-2's files in TIKTOKEN_CACHE_DIR")
+@pytest.mark.skipif(not os.environ.get('TIKTOKEN_CACHE_DIR'), reason="needs GPT-2's files in TIKTOKEN_CACHE_DIR")
 def test_gpt2(monkeypatch):
     tokenizer = Tokenizer.load('gpt2')
     assert (tokenizer.vocab_size, tokenizer.eot) == (50257, 50256)
