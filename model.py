@@ -603,7 +603,7 @@ class Titans(nn.Module):
         of_start = torch.stack((keep, (D @ eta.unsqueeze(-1)).squeeze(-1)), dim=-1)  # (N, B, H, C, 2): keep and m
         of_end = torch.stack((of_start[..., -1, :], F.pad(eta[..., -1:], (1, 0))), dim=-2)  # (N, B, H, 2, 2)
         steps = torch.stack((A[..., -1, :], E[..., -1, :] * theta), dim=-1)  # (N, B, H, C, 2)
-        of_end, steps = torch.stack((of_end, of_end), dim=1), steps[:, None, ..., None]  # for W1 and W2
+        of_end, steps = torch.stack((of_end, of_end), dim=1), steps[:, None, ..., None]  # as both layers take them
         starts, u, e, a, weights = Learn.apply(weights, start, k, v, of_end, steps, c.norm_eps)
 
         def multiply(x, WS, left, right):
@@ -620,6 +620,9 @@ def products(log_rates):
     sums = log_rates.cumsum(-1)
     above = torch.ones(sums.size(-1), sums.size(-1), dtype=torch.bool, device=sums.device).triu(1)
     return (sums.unsqueeze(-1) - sums.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
+
+
+silu_backward = torch.ops.aten.silu_backward  # (gradient, silu's input)
 
 
 def gradients(W1, W2, k, v, eps):
@@ -640,12 +643,9 @@ def across(g, y):
     return torch.addcmul(g, y, (g * y).mean(-1, keepdim=True), value=-1)
 
 
-def products_of(u, e, k, a, steps):
+def factors(u, e, k, a, steps):
     """The two matrices, (2, B, H, C, 2 d) and (2, B, H, C, d), whose product a chunk adds to W above S."""
     return (torch.stack((u, e), dim=-5).unsqueeze(-2) * steps).flatten(-2), torch.stack((k, a), dim=-5)
-
-
-silu_backward = torch.ops.aten.silu_backward  # (gradient, silu's input)
 
 
 class Learn(torch.autograd.Function):
@@ -666,7 +666,7 @@ class Learn(torch.autograd.Function):
         for k_, v_, of_end_, steps_ in zip(k, v, of_end, steps):
             u, e, a, *_ = gradients(*W, k_, v_, eps)
             seen.append((weights, u, e, a))
-            left, right = products_of(u, e, k_, a, steps_)
+            left, right = factors(u, e, k_, a, steps_)
             weights = (of_end_ @ weights.flatten(-2)).view_as(weights) + (left.mT @ right).view_as(weights)
             W = weights[..., 0, :, :]
         seen = [torch.stack(each) for each in zip(*seen)]
@@ -679,7 +679,7 @@ class Learn(torch.autograd.Function):
         start, k, v, of_end, steps, starts = ctx.saved_tensors
         W1, W2 = torch.cat((start[None], starts[1:, ..., 0, :, :])).unbind(1)
         u, e, a, z, r, y, f = gradients(W1, W2, k, v, ctx.eps)
-        left, right = products_of(u, e, k, a, steps)
+        left, right = factors(u, e, k, a, steps)
         s = z.sigmoid()
         curve = f * s * (1 - s) * (2 + z * (1 - 2 * s))  # f silu''(z): the change of u with z
         # e = r (v - y m) with m = mean(v y), y = r x and r from x: its change with x is a symmetric matrix, with which
@@ -1059,7 +1059,7 @@ def memory_line(config, batch_size):
 
 
 if __name__ == '__main__':
-    from configurator import configure, fail, show
+    from configurator import check_range, configure, fail_on, show
     from prepare import read_meta
 
     baseline = ''  # config files of a baseline to compare with, applied in order, separated by commas
@@ -1068,13 +1068,10 @@ if __name__ == '__main__':
 
     def shape(argv=None):
         settings = configure(dict(globals()), GPTConfig, files_of=('train.py', GPTConfig), argv=argv)
-        if settings['batch_size'] < 1:
-            fail(f'batch_size={settings["batch_size"]}: must be at least 1')
+        check_range(settings, 'batch_size', least=1)
         settings['vocab_size'] = settings['vocab_size'] or read_meta(settings['dataset'])['vocab_size']
-        try:
+        with fail_on(ValueError):
             return settings, shape_of(settings)
-        except ValueError as error:
-            fail(str(error))
 
     settings, config = shape()
     compared = shape(settings['baseline'].split(','))[1] if settings['baseline'] else None

@@ -113,6 +113,10 @@ class Tokenizer:
                 wrong = 'is no tokenizer that can be had here'
             fail(f'--tokenizer={name} {wrong}: {error}')
 
+    def same_tokens(self, other):
+        """Whether every id stands for the same bytes in both, and the same one for end-of-text."""
+        return (self.eot, self.table) == (other.eot, other.table)
+
     def state(self):
         """A dict of str and int, for JSON files and checkpoints, from which Tokenizer(state) makes it again."""
         return dict(self._state)

@@ -246,8 +246,7 @@ def run_probe(model, tokenizer, dataset, step):
     """Print the alignment of every layer; write it to probe.json and, where matplotlib is installed, probe.svg."""
     data = Tokens(dataset, 'val')
     tokens = torch.from_numpy(data.window(0, min(len(data), probe_tokens)))
-    theirs = read_tokenizer(dataset)
-    if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table) or tokens.max() >= model.config.vocab_size:
+    if not tokenizer.same_tokens(read_tokenizer(dataset)) or tokens.max() >= model.config.vocab_size:
         fail(f'{data.name} has other tokens than the model was trained on: data/{dataset} was prepared otherwise')
     rho, ratio = alignment(model, tokens.to(device)).T
     layers = [{'widths': widths, 'rho': rho_, 'ratio': ratio_}

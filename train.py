@@ -197,7 +197,7 @@ token_bytes = prepare.read_token_bytes(dataset)
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
 eval_data = {'': val_data}  # by the suffix of their scores: val_loss, val_loss/NAME
 for name in eval_datasets.replace(',', ' ').split():
-    if prepare.read_tokenizer(name).table != tokenizer.table:
+    if not tokenizer.same_tokens(prepare.read_tokenizer(name)):
         fail(f'data/{name} was prepared with another tokenizer than data/{dataset}: losses per token are no match')
     eval_data[f'/{name}'] = prepare.Tokens(name, 'val')
 for data in (train_data, *eval_data.values()):
@@ -252,8 +252,7 @@ with fail_on(ValueError):
     if is_pretrained:
         raw_model = GPT.from_pretrained(init_from[3:], compute_dtype, block_size=block_size, dropout=config['dropout'])
         take_over(asdict(raw_model.config), init_from)
-        theirs = prepare.Tokenizer.load(init_from)
-        if (theirs.eot, theirs.table) != (tokenizer.eot, tokenizer.table):
+        if not tokenizer.same_tokens(prepare.Tokenizer.load(init_from)):
             fail(f'data/{dataset} has other tokens than {init_from}: prepare it with --tokenizer={init_from}')
     else:
         raw_model = GPT(shape_of(config), compute_dtype)

@@ -31,7 +31,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import prepare  # noqa: E402
-from configurator import configure, fail  # noqa: E402
+from configurator import configure, fail, fail_on  # noqa: E402
 from model import MIXERS, GPT, GPTConfig, Titans, budget, keep_freed_memory, prefer_cudnn, resolve_device  # noqa: E402
 from model import rms_norm, rotate  # noqa: E402
 
@@ -44,10 +44,8 @@ steps_of = ''  # used by this script: do a step of this model for every line of 
 keep_freed = True  # used by this script: keep freed memory, as train.py does on a CPU
 configure(globals())
 
-try:
+with fail_on(ValueError):
     device, dtype = resolve_device(device)
-except ValueError as error:
-    fail(str(error))
 CPU = device == 'cpu'
 if CPU and keep_freed:
     keep_freed_memory()

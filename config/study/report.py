@@ -151,10 +151,10 @@ Validation loss in nats per token; differences to uniform are paired by seed, ±
 In italics: beyond chance at the 5% level if it were the only comparison, {needed[0]:.1f} standard errors
 with {seeds} seeds; in bold: with all {n} allowed for, {needed[1]:.1f}. At the scatter of the median arm,
 a difference must reach {needed[0] * error:.4f} and {needed[1] * error:.4f} nats to be seen so."""
-        if pooled_reach(study, full, 1) < math.inf:
+        single, among_all = pooled_reach(study, full, 1), pooled_reach(study, full, n)
+        if single < math.inf:
             text += f"""
-If all arms scatter alike, {pooled_reach(study, full, 1):.4f} and {pooled_reach(study, full, n):.4f} would do, by the
-scatter of all of them together."""
+If all arms scatter alike, {single:.4f} and {among_all:.4f} would do, by the scatter of all of them together."""
     elif rows:
         text += '\n\nWith one seed, what is chance cannot be told.'
     if len(tokens) > 1:

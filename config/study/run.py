@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import torch  # noqa: E402
 
 import prepare  # noqa: E402
-from configurator import configure, fail  # noqa: E402
+from configurator import check_range, configure, fail  # noqa: E402
 from model import GPTConfig, budget, ffn_widths, resolve_device, shape_of  # noqa: E402
 from report import TRIAL_SEED, report, section, write  # noqa: E402
 
@@ -279,9 +279,7 @@ def dump(study):
 
 def main():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there are runs to stop, Ctrl-C just ends it
-    for name, value in (('seeds', seeds), ('jobs', jobs)):
-        if value < 0:
-            fail(f'{name}={value}: must be at least 0')
+    check_range(globals(), 'seeds jobs', least=0)
     beside = HERE / f'scale_{scale}.py'
     name, scale_file = (scale, str(beside)) if beside.exists() else (Path(scale).stem, scale)
     plan = plan_of(scale_file)
