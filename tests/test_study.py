@@ -205,7 +205,8 @@ def test_an_arm_may_differ_in_its_shape_alone(toy, arm, message):
 
 @pytest.mark.parametrize('flag, message', [
     ('--jobs=-1', 'jobs=-1: must be'), ('--only=uni', 'there is no arm uni; there are uniform, cosine'),
-    ('--scale=none.py', 'none.py: no such config file'), ('--results_dir=toy.py', 'toy.py: File exists')])
+    ('--scale=none.py', 'none.py: no such config file'), ('--results_dir=toy.py', 'toy.py: File exists'),
+    ('--scale=113m', 'meta.json: No such file or directory; it is made by python prepare.py --dataset=fineweb10B')])
 def test_a_wrong_setting_is_one_line(toy, flag, message):
     with pytest.raises(SystemExit) as error:
         study(*COMMAND, '--seeds=0', flag)['main']()

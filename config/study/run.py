@@ -83,7 +83,8 @@ def study_of(scale_file, arms):
     base, described = settings_of([scale_file, *arms['uniform']]), {}
     if base['dataset'] == 'stdlib_bytes' and not Path('data/stdlib_bytes').exists():
         prepare.prepare('stdlib_bytes')
-    base['vocab_size'] = base['vocab_size'] or prepare.read_meta(base['dataset'])['vocab_size']
+    meta = prepare.read_meta(base['dataset'])  # ends the program before its first run if there are no data
+    base['vocab_size'] = base['vocab_size'] or meta['vocab_size']
     if not base['param_budget']:
         fail(f'{scale_file}: state the param_budget that all arms are to have')
     for name, arguments in arms.items():
