@@ -313,15 +313,16 @@ def read(paths, field):
         kind, place = Path(path.name.lower().removesuffix('.gz')).suffix, 'the file'
         unit = {'.jsonl': 'line', '.parquet': 'row'}.get(kind, 'part')
         opener = gzip.open if path.suffix.lower() == '.gz' else open
-        try:
-            with opener(path, 'rt', encoding='utf-8-sig', newline='\n') as file:  # drops a byte order mark
+        with opener(path, 'rt', encoding='utf-8-sig', newline='\n') as file:  # drops a byte order mark
+            try:
                 for number, item in enumerate(open_items(path, kind, file, field), 1):
                     place = f'{unit} {number}'
                     yield text_of(item, kind, field)
-        except Exception as error:  # whatever it is, say where
-            if isinstance(error, UnicodeDecodeError):
-                place = f'byte {file.buffer.tell() - len(error.object) + error.start}'
-            fail(f'{path}: {place} is no text in UTF-8: {getattr(error, "reason", error)}')
+            except UnicodeDecodeError as error:
+                place = file.buffer.tell() - len(error.object) + error.start
+                fail(f'{path}: byte {place} is not UTF-8: {error.reason}')
+            except Exception as error:  # whatever it is, say where
+                fail(f'{path}: {place} cannot be read as text: {error}')
 
 
 def open_items(path, kind, file, field):

@@ -193,7 +193,7 @@ if ddp:
     dist.barrier(group=control)
 meta = prepare.read_meta(dataset)
 tokenizer = prepare.read_tokenizer(dataset)
-token_bytes = prepare.read_token_bytes(dataset)
+token_bytes = tokenizer.token_bytes()
 train_data, val_data = prepare.Tokens(dataset, 'train'), prepare.Tokens(dataset, 'val')
 eval_data = {'': val_data}  # by the suffix of their scores: val_loss, val_loss/NAME
 for name in eval_datasets.replace(',', ' ').split():
@@ -393,9 +393,6 @@ def log(numbers):
 if master and not eval_only:
     with fail_on(OSError, unwritable):
         Path(out_dir).mkdir(parents=True, exist_ok=True)
-        lock = open(Path(out_dir, 'lock'), 'w')  # no other process can lock it until this one closes it or dies
-        if prepare.lock(lock) is False:
-            fail(f'{out_dir} is in use by another run: wait for its end, or choose another --out_dir')
         check_room(1 + sum(not Path(out_dir, name).exists() for name in ('ckpt.pt', 'ckpt_best.pt')))
         kept, resumed = [], checkpoint_path and metrics_path.exists()  # not where only a checkpoint was brought here
         for line in metrics_path.read_text(errors='replace').splitlines() if resumed else []:
@@ -505,8 +502,6 @@ except KeyboardInterrupt:  # in all processes at once, when any of them has had 
     say(f'stopped after {step} steps' + (': go on with --init_from=resume' if step > 0 else ''))
 
 bar.close()
-if master and not eval_only:
-    lock.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
     for number in (signal.SIGTERM, signal.SIGINT):  # as all is saved
         signal.signal(number, signal.SIG_DFL)
