@@ -13,7 +13,6 @@ set to how one is made: documents and their split, a BPE trained on them, shards
 """
 
 import base64
-import contextlib
 import glob
 import gzip
 import hashlib
@@ -43,7 +42,6 @@ SHARD_FORMATS = {(20240520, 1): '<u2', (20240801, 7): '<u4'}  # dtype of the tok
 DOCUMENT_SIZE = 8_000_000  # characters; a longer document is cut, so that memory does not grow with it
 SHORT_SIZE = 8192  # characters; no shorter document is cut to fill a split
 BATCH_BYTES = 4_000_000  # text that is encoded at once, on all cores
-BPE_BYTES = 32_000_000  # a BPE is trained on a sample of about this size
 SHAKESPEARE = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHAKESPEARE_SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
 READY_MADE = {  # GPT-2 tokens on the Hugging Face hub: the repository, the prefix of its shards, how many for training
@@ -307,51 +305,47 @@ def walk(folder, seen):
 
 
 def read(paths, field):
-    """Yield the documents of files as str: lines of .jsonl, rows of .parquet, or else whole files. A document of more
-    than DOCUMENT_SIZE comes in parts. Ends the program with the file and the place of what is no text."""
+    """Yield the documents of files as str: lines of .jsonl, rows of .parquet, or else whole files; one of more than
+    DOCUMENT_SIZE comes in parts. Ends the program with the file and the place of what is no text."""
     for path in paths:
-        kind, place = Path(path.name.lower().removesuffix('.gz')).suffix, 'the file'
-        unit = {'.jsonl': 'line', '.parquet': 'row'}.get(kind, 'part')
-        opener = gzip.open if path.suffix.lower() == '.gz' else open
-        with opener(path, 'rt', encoding='utf-8-sig', newline='\n') as file:  # drops a byte order mark
-            try:
-                for number, item in enumerate(open_items(path, kind, file, field), 1):
-                    place = f'{unit} {number}'
-                    yield text_of(item, kind, field)
-            except UnicodeDecodeError as error:
-                place = file.buffer.tell() - len(error.object) + error.start
-                fail(f'{path}: byte {place} is not UTF-8: {error.reason}')
-            except Exception as error:  # whatever it is, say where
-                fail(f'{path}: {place} cannot be read as text: {error}')
+        number, kind = 0, Path(path.name.lower().removesuffix('.gz')).suffix
+        try:
+            for number, text in enumerate(texts(path, kind, field), 1):
+                yield text
+        except Exception as error:  # whatever it is, say where
+            place = {'.jsonl': f', line {number + 1}', '.parquet': f', row {number + 1}'}.get(kind, '')
+            fail(f'{path}{place}: {error}')
 
 
-def open_items(path, kind, file, field):
-    """Yield what a file holds: lines of .jsonl, rows (dicts) of .parquet, or else its text in parts of whole lines."""
+def texts(path, kind, field):
+    """Yield the texts of a file."""
     if kind in ('.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb'):
-        raise ValueError(f'what is read is plain text: {", ".join(KINDS)}')
+        raise ValueError(f'{kind} is not read; plain text is: {", ".join(KINDS)}')
     if kind == '.parquet':
         table = package('pyarrow.parquet').ParquetFile(path)
         for batch in table.iter_batches(256, columns=[field] if field in table.schema_arrow.names else None):
-            yield from batch.to_pylist()
-    elif kind == '.jsonl':
-        yield from file
-    else:
-        while part := file.read(DOCUMENT_SIZE) + file.readline(DOCUMENT_SIZE):
-            yield part
+            yield from (text_of(row, field) for row in batch.to_pylist())
+        return
+    opener = gzip.open if path.suffix.lower() == '.gz' else open
+    with opener(path, 'rt', encoding='utf-8-sig', newline='\n') as file:  # drops a byte order mark
+        try:
+            if kind == '.jsonl':
+                yield from (text_of(json.loads(line), field) if line.strip() else '' for line in file)
+            while part := file.read(DOCUMENT_SIZE) + file.readline(DOCUMENT_SIZE):
+                if '\0' in part and kind != '.txt':
+                    raise ValueError('no text: it has NUL bytes')
+                yield part
+        except UnicodeDecodeError as error:
+            at = file.buffer.tell() - len(error.object) + error.start
+            raise ValueError(f'not UTF-8: {error.reason} at byte {at}') from error
 
 
-def text_of(item, kind, field):
-    """The text of a line of .jsonl, a row of .parquet or a part of a file. Raises ValueError."""
-    if kind == '.jsonl':
-        item = json.loads(item) if item.strip() else {field: ''}
-    if kind in ('.jsonl', '.parquet'):
-        if not isinstance(item, dict) or not isinstance(item.get(field), str):
-            raise ValueError(f'--field={field} has no text in {str(item)[:99]}')
-        item = item[field]
-    elif kind != '.txt' and '\0' in item:
-        raise ValueError('it has NUL bytes')
-    item.encode()  # fails for half of a surrogate pair
-    return item
+def text_of(record, field):
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f'--field={field} has no text in {str(record)[:99]}')
+    text.encode()  # fails on half of a surrogate pair
+    return text
 
 
 class Split:
@@ -385,10 +379,11 @@ class Split:
 # Training a BPE
 
 def train_tokenizer(n_tokens, split):
-    """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split."""
+    """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split, or
+    on a sample of it of some 4 KB for each token."""
     pattern, words, draw = package('regex').compile(PATTERN), Counter(), random.Random(split.seed)
     for name, document in tqdm(split, 'counting words', unit='', disable=None):
-        if name == 'train' and draw.random() * split.size < BPE_BYTES:
+        if name == 'train' and draw.random() * split.size < 4000 * n_tokens:
             for piece in pieces(document):
                 words.update(pattern.findall(piece))
     ids = train_bpe(words, n_tokens - 1)
@@ -400,9 +395,11 @@ def train_tokenizer(n_tokens, split):
 def train_bpe(words, n_tokens):
     """{token: id} of a BPE trained on words, {str: count}: again and again the most frequent pair of neighbours becomes
     a token; ties go to the pair of lower ids. Ends early when no pair occurs twice."""
-    ids = {bytes([i]): i for i in range(256)}
-    words = [(list(word.encode()), count) for word, count in words.items()]
-    totals, places, changed = Counter(), defaultdict(set), set()  # of pairs: counts, and the words that have them
+    words = [(list(word.encode()), count) for word, count in words.items()]  # words as ids
+    tokens = [bytes([i]) for i in range(256)]
+    ids = {token: i for i, token in enumerate(tokens)}
+    totals, places = Counter(), defaultdict(set)  # of each pair of ids: how often it occurs, and in which words
+    heap, changed = [], set()  # (-total, pair), some of them outdated; pairs whose totals are not in the heap yet
 
     def count_pairs(i, sign):
         word, count = words[i]
@@ -413,28 +410,28 @@ def train_bpe(words, n_tokens):
 
     for i in range(len(words)):
         count_pairs(i, 1)
-    heap, tokens = [], list(ids)
-    while len(ids) < n_tokens:
+    while len(tokens) < n_tokens:
         for pair in changed:
             heapq.heappush(heap, (-totals[pair], pair))
         changed.clear()
-        while heap and -heap[0][0] != totals[heap[0][1]]:  # outdated
+        while heap and -heap[0][0] != totals[heap[0][1]]:
             heapq.heappop(heap)
         if not heap or heap[0][0] > -2:
             break
-        pair = heapq.heappop(heap)[1]
+        pair = heap[0][1]
         token = tokens[pair[0]] + tokens[pair[1]]
-        new = ids.setdefault(token, len(ids))  # another pair may have made the token before
-        tokens = tokens + [token] if new == len(tokens) else tokens
+        if token not in ids:  # another pair may have made it before
+            ids[token] = len(tokens)
+            tokens.append(token)
         for i in places.pop(pair):
             count_pairs(i, -1)
-            words[i] = merge(words[i][0], pair, new), words[i][1]
+            words[i] = merge(words[i][0], pair, ids[token]), words[i][1]
             count_pairs(i, 1)
     return ids
 
 
 def merge(word, pair, new):
-    """The ids of a word in which every occurrence of a pair is one new id."""
+    """A word, as ids, in which every occurrence of a pair is the id new."""
     merged = []
     for i in word:
         if merged and (merged[-1], i) == pair:
@@ -521,10 +518,13 @@ def download_shards(dataset, shards):
         hub.hf_hub_download(repository, f'{prefix}_{name}.bin', repo_type='dataset', local_dir=DATA / dataset)
 
 
-def download_shakespeare(path):
+def download_shakespeare(folder):
+    """Returns the path of the text."""
+    path = Path(folder, 'shakespeare.txt')
     urllib.request.urlretrieve(SHAKESPEARE, path)
     if digests({'': path}) != {'': SHAKESPEARE_SHA256}:
-        fail(f'{SHAKESPEARE} has changed: its SHA-256 should be {SHAKESPEARE_SHA256}')
+        raise ValueError(f'{SHAKESPEARE} has changed: its SHA-256 should be {SHAKESPEARE_SHA256}')
+    return path
 
 
 def describe(folder, tokenizer, meta):
@@ -538,59 +538,57 @@ def describe(folder, tokenizer, meta):
 # ----------------------------------------------------------------------------------------------------------------------
 # The command
 
-@contextlib.contextmanager
-def new_folder(name):
-    """A folder to write to, which becomes data/NAME at the end. If anything fails before, it leaves nothing."""
-    DATA.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f'{name}.unfinished-', dir=DATA) as temporary:
-        new = Path(temporary, name)
-        new.mkdir()
-        yield new
-        try:
-            os.rename(new, DATA / name)
-        except OSError as error:  # another process may have made the same meanwhile
-            if not (DATA / name).exists() or read_meta(name) != json.loads((new / 'meta.json').read_text()):
-                fail(f'{DATA / name}: {error.strerror}: choose another --dataset')
-
-
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0):
     """Make data/NAME. The arguments are the settings of the command below. Ends the program with one line if it
     cannot; what was there before stays."""
-    source, name = os.path.expanduser(input), tokenizer or {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(
-        dataset, 'gpt2')
-    bins = sorted(Path(source).glob('*.bin')) if os.path.isdir(source) else []
-    is_trained = name.startswith('bpe:')
+    folder, source = DATA / dataset, Path(input).expanduser()
+    name = tokenizer or {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(dataset, 'gpt2')
+    is_trained, bins = name.startswith('bpe:'), []
+    if input and source.is_dir():
+        bins = sorted(source.glob('*.bin'))
     if not re.fullmatch(r'[\w-]+', dataset) or (dataset in NAMED) == bool(input):
         fail(f'--dataset={dataset}: must be one of {", ".join(NAMED)}, or another word with --input')
     if is_trained and (bins or not re.fullmatch(r'bpe:\d{1,6}', name) or int(name[4:]) < 257):
         fail(f'--tokenizer={name}: bpe:N is trained on text, with N tokens, of which 257 are the bytes and end-of-text')
-    if shards and dataset not in READY_MADE or name != 'gpt2' and dataset in READY_MADE:
+    if (shards and dataset not in READY_MADE) or (name != 'gpt2' and dataset in READY_MADE):
         fail(f'--shards is for {", ".join(READY_MADE)}, which have the tokens of --tokenizer=gpt2')
     if not 0 < val_fraction <= 1:
         fail(f'--val_fraction={val_fraction}: must be above 0 and at most 1')
-    if dataset not in READY_MADE and (DATA / dataset).exists():
-        fail(f'{DATA / dataset} is there already: remove it, or choose another --dataset')
+    if folder.exists() and dataset not in READY_MADE:
+        fail(f'{folder} is there already: remove it, or choose another --dataset')
     tokenizer = None if is_trained else Tokenizer.load(name)
     try:
+        DATA.mkdir(exist_ok=True)
         if dataset in READY_MADE:
             download_shards(dataset, shards)
-            describe(DATA / dataset, tokenizer, take_shards(sorted((DATA / dataset).glob('*.bin')), tokenizer))
-        elif bins:
-            with new_folder(dataset) as new:
-                describe(new, tokenizer, take_shards(bins, tokenizer))
-                for i, path in enumerate(bins):
-                    shutil.copyfile(path, new / f'{"val" if "val" in path.name.lower() else "train"}_{i:06d}.bin')
-        else:
-            with new_folder(dataset) as new:
-                if dataset == 'shakespeare':
-                    source = f'{new.parent}/shakespeare.txt'
-                    download_shakespeare(Path(source))
-                split = Split(find_inputs(source), field, val_fraction, seed)
+            describe(folder, tokenizer, take_shards(sorted(folder.glob('*.bin')), tokenizer))
+            return report(dataset)
+        # All is written to another folder first: who is killed leaves no half data set.
+        with tempfile.TemporaryDirectory(prefix=f'{dataset}.unfinished-', dir=DATA) as temporary:
+            new = Path(temporary, dataset)
+            new.mkdir()
+            if dataset == 'shakespeare':
+                source = download_shakespeare(temporary)
+            if bins:
+                for path in bins:
+                    shutil.copyfile(path, new / path.name)
+                meta = take_shards(bins, tokenizer)
+            else:
+                split = Split(find_inputs(str(source) if source.name else ''), field, val_fraction, seed)
                 tokenizer = tokenizer or train_tokenizer(int(name[4:]), split)
-                describe(new, tokenizer, {**write_shards(new, split, tokenizer), 'val_fraction': val_fraction,
-                                          'seed': seed})
+                meta = {**write_shards(new, split, tokenizer), 'val_fraction': val_fraction, 'seed': seed}
+            describe(new, tokenizer, meta)
+            try:
+                os.rename(new, folder)
+            except OSError as error:  # another process may have made the same meanwhile
+                if not folder.exists() or read_meta(dataset) != json.loads((new / 'meta.json').read_text()):
+                    fail(f'{folder}: {error.strerror}: choose another --dataset')
     except Exception as error:  # of the disk, the network or the hub
         fail(f'--dataset={dataset}: {type(error).__name__}: {error}')
+    report(dataset)
+
+
+def report(dataset):
     meta = read_meta(dataset)
     for split in ('train', 'val'):
         if meta[split]['tokens']:
