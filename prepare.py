@@ -114,13 +114,6 @@ class Tokenizer:
         """str -> list of int, after bos if asked for. A text that spells a special token is plain text."""
         return [self.bos] * bos + self.encode_batch([text])[0]
 
-    def encode_documents(self, texts):
-        """Documents, a list of str, encoded on all cores -> (n,) uint32: bos before each and eot, if it is another
-        token, after each."""
-        end = [self.eot] if self.eot != self.bos else []
-        documents = [[self.bos, *tokens, *end] for tokens in self.encode_batch(texts)]
-        return np.concatenate([np.empty(0, np.uint32), *(np.array(tokens, np.uint32) for tokens in documents)])
-
     def decode(self, tokens):
         """Token ids -> bytes."""
         return b''.join(self.table[token] for token in tokens if token < self.vocab_size)
@@ -172,8 +165,10 @@ def read_hf(name):
     theirs = package('tokenizers').Tokenizer.from_str(spec)
     config = Path(folder, 'tokenizer_config.json')
     eos = json.loads(config.read_text(encoding='utf-8')).get('eos_token') if config.exists() else None
-    names = [eos['content'] if isinstance(eos, dict) else eos, '<|endoftext|>', '<|end_of_text|>', '</s>']
-    ends = [i for i in (theirs.token_to_id(name) for name in names if name) if i is not None]
+    if isinstance(eos, dict):
+        eos = eos['content']
+    ends = [theirs.token_to_id(name) for name in (eos, '<|endoftext|>', '<|end_of_text|>', '</s>')
+            if name in theirs.get_vocab()]
     if not ends:
         raise ValueError('it has no end-of-text')
     before = theirs.encode('').ids[:1]  # the begin-of-text that its model was trained with, if any
@@ -258,6 +253,7 @@ class Tokens:
 
 
 def split_of(path):
+    """The split that a shard is for, by its name."""
     return 'val' if 'val' in path.name.lower() else 'train'
 
 
@@ -464,7 +460,11 @@ class Writer:
 
     def write(self):
         """Encode the batch and append its tokens to the last shard, or to new ones where that is full."""
-        tokens = self.tokenizer.encode_documents(self.batch)
+        bos, eot = [self.tokenizer.bos], [self.tokenizer.eot]
+        if bos == eot:
+            eot = []  # bos alone parts the documents
+        documents = [bos + tokens + eot for tokens in self.tokenizer.encode_batch(self.batch)]
+        tokens = np.array([token for document in documents for token in document], np.uint32)
         self.batch, self.waiting = [], 0
         while len(tokens):
             shard, filled = divmod(self.counts['tokens'], SHARD_TOKENS)
@@ -487,13 +487,12 @@ def write_shards(folder, split, tokenizer):
         writer.write()
         if not writer.counts['tokens'] and (name == 'val' or split.val_fraction < 1):
             fail(f'no text is drawn for {name}: give more or longer documents, or another --val_fraction or --seed')
-    return {**{name: writer.counts for name, writer in writers.items()}, 'inputs': digests(split.inputs)}
+    return {**{name: writer.counts for name, writer in writers.items()},
+            'inputs': {name: sha256(path) for name, path in split.inputs.items()}}
 
 
-def digests(paths):
-    """{name: SHA-256} of {name: path}."""
-    return {name: hashlib.sha256(np.memmap(path, 'u1', 'r') if path.stat().st_size else b'').hexdigest()
-            for name, path in paths.items()}
+def sha256(path):
+    return hashlib.sha256(np.memmap(path, 'u1', 'r') if path.stat().st_size else b'').hexdigest()
 
 
 def take_shards(paths, tokenizer):
@@ -501,13 +500,13 @@ def take_shards(paths, tokenizer):
     counts = {'train': {'tokens': 0}, 'val': {'tokens': 0}}
     for path in paths:
         tokens = open_shard(path)
-        counts['val' if 'val' in path.name.lower() else 'train']['tokens'] += len(tokens)
+        counts[split_of(path)]['tokens'] += len(tokens)
         if len(tokens) and tokens.max() >= tokenizer.vocab_size:
             fail(f'{path} has the id {tokens.max()}, beyond the {tokenizer.vocab_size:,} of {tokenizer.name}: give the '
                  '--tokenizer that made it')
     if not all(count['tokens'] for count in counts.values()):
         fail(f'{paths[0].parent}: some shard for validation must have val in its name, and some other must not')
-    return {**counts, 'inputs': digests({path.name: path for path in paths})}
+    return {**counts, 'inputs': {path.name: sha256(path) for path in paths}}
 
 
 def download_shards(dataset, shards):
@@ -522,7 +521,7 @@ def download_shakespeare(folder):
     """Returns the path of the text."""
     path = Path(folder, 'shakespeare.txt')
     urllib.request.urlretrieve(SHAKESPEARE, path)
-    if digests({'': path}) != {'': SHAKESPEARE_SHA256}:
+    if sha256(path) != SHAKESPEARE_SHA256:
         raise ValueError(f'{SHAKESPEARE} has changed: its SHA-256 should be {SHAKESPEARE_SHA256}')
     return path
 
