@@ -107,6 +107,7 @@ config.given -= {name for name in ('vocab_size', 'n_kv_head', 'head_dim', 'lr_de
 hint = f' (to resume from the best one: cp {best} {latest})' if resuming and best.exists() else ''
 with fail_on(Exception, f'init_from={source} cannot be used{hint}'):
     if source.startswith('hf:'):
+        torch.manual_seed(seed)  # for the padding of the vocabulary
         pretrained = GPT.from_pretrained(source[3:], block_size=block_size, dropout=config['dropout'])
         checkpoint = {'model': pretrained.state_dict(), 'model_args': asdict(pretrained.config),
                       'config': {'dataset': dataset}, 'tokenizer': prepare.Tokenizer.load(source).state()}
