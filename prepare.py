@@ -48,7 +48,7 @@ READY_MADE = {  # GPT-2 tokens on the Hugging Face hub: the repository, the pref
     'fineweb10B': ('kjj0/fineweb10B-gpt2', 'fineweb', 103),
     'finewebedu10B': ('kjj0/finewebedu10B-gpt2', 'finewebedu', 99),
     'fineweb100B': ('kjj0/fineweb100B-gpt2', 'fineweb', 1030)}
-NAMED = ('stdlib', 'stdlib_bytes', 'shakespeare', *READY_MADE)
+NAMED = ('stdlib', 'shakespeare', *READY_MADE)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tokenizers
@@ -541,7 +541,7 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
     """Make data/NAME. The arguments are the settings of the command below. Ends the program with one line if it
     cannot; what was there before stays."""
     folder, source = DATA / dataset, Path(input).expanduser()
-    name = tokenizer or {'stdlib': 'bpe:1024', 'stdlib_bytes': 'bytes'}.get(dataset, 'gpt2')
+    name = tokenizer or ('bpe:1024' if dataset == 'stdlib' else 'gpt2')
     is_trained, bins = name.startswith('bpe:'), []
     if input and source.is_dir():
         bins = sorted(source.glob('*.bin'))
@@ -595,7 +595,7 @@ def report(dataset):
 
 
 if __name__ == '__main__':
-    dataset = 'stdlib'  # stdlib, stdlib_bytes, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or a name of yours
+    dataset = 'stdlib'  # stdlib, shakespeare, fineweb10B, finewebedu10B, fineweb100B, or a name of yours
     input = ''  # file, glob or folder: .txt (one document), .jsonl (one a line), .parquet (one a row), or .bin shards
     tokenizer = ''  # bytes, bpe:N (trained here), gpt2 or another of tiktoken's, a file of BPE ranks, hf:FOLDER_OR_NAME
     field = 'text'  # the field of .jsonl and .parquet that has the text
