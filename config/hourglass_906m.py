@@ -1,7 +1,7 @@
 # An hourglass at the budget of standard_906m (Liao et al., arXiv 2602.06471). A summary of the paper has its hourglass
 # ahead in loss and on tasks; the abstract says better up to 400M and comparable above. The shape is ours, by the ratios
-# found at 113M: d_h / d_model 0.42, d_model / L 121. (The paper's own, in a later version: d_model 2496, 12 layers, 16
-# heads of 96, K 4, d_h 2016.)
+# that the paper found best at 113M with K = 4: d_h / d_model 0.42, d_model / L 121. hourglass_906m_authors has the
+# authors' own shape, which has other ratios.
 # 18.0B tokens (20 a parameter), 1.3e20 FLOPs. The recipe is the authors': 4.2M tokens a step, the warm-up, learning
 # rates, initial weights of 0.02 at every depth, and the base of the rotary embeddings, which they also rescale. Their
 # norms have gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
