@@ -101,7 +101,8 @@ def deal(total, weights):
 
     Shares are rounded down; the rest goes one by one to the shares that lost most. Ties go to the earlier share.
     """
-    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
+    per_weight = Fraction(total) / sum(weights)
+    exact = [weight * per_weight for weight in weights]
     shares = [math.floor(share) for share in exact]
     most_lost_first = sorted(range(len(shares)), key=lambda i: shares[i] - exact[i])
     for i in most_lost_first[:total - sum(shares)]:
@@ -341,19 +342,13 @@ class GPT(nn.Module):
         config, weights = read_pretrained(name, changes)
         return copy_pretrained(weights, cls(config, compute_dtype))
 
-    def forward(self, idx, targets=None, reduction='mean'):
-        """idx: (B, T) token ids. Without targets, returns (logits (B, T, vocab_size) in float32, None). With targets
-        (B, T), returns (None, loss): the mean cross-entropy in nats, or with reduction='none' that of each token, (B,
-        T). Logits of all tokens at once can be larger than the rest of the model, so the losses take them in chunks."""
+    def forward(self, idx, targets=None):
+        """idx, targets: (B, T) token ids. Returns (logits (B, T, vocab_size), None) or, given targets, (None, loss): the
+        mean cross-entropy in nats, without the logits, which can take more memory than the rest of the model."""
         x = self.hidden(idx)
         if targets is None:
             return self.logits(x), None
-        x = x.flatten(0, 1)
-        if reduction == 'mean':
-            return None, CrossEntropy.apply(x, self.head.weight, targets.flatten(), self.config.vocab_size)
-        chunks = zip(x.split(LOSS_CHUNK), targets.flatten().split(LOSS_CHUNK))
-        losses = [F.cross_entropy(self.logits(x_), targets_, reduction='none') for x_, targets_ in chunks]
-        return None, torch.cat(losses).view_as(targets)
+        return None, CrossEntropy.apply(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
 
     def hidden(self, idx, caches=None, start=0):
         """The stream after the last layer and norm, (B, T, C). With caches, idx continues their tokens from start."""
