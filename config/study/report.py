@@ -3,7 +3,8 @@ What came out of the study: results.md and, where matplotlib is installed, resul
 
     python config/study/report.py     # run.py does it too, after its last run
 
-The prose of results.md is text.md: {SCALE_ARM} there becomes the arm's difference to uniform.
+The prose of results.md is text.md: {SCALE_ARM} there becomes the arm's difference to uniform, {SCALE_paper_ARM} that of the
+paper.
 """
 
 import contextlib
@@ -181,20 +182,15 @@ all of these), and one of {single[1] * error:.4f} ({among[1] * error:.4f}) is fo
 def sizes_section(sizes):
     """The section of results.md on how the differences change with size, from {log4 of the parameters: study}."""
     differences, rows = {size: compare(study) for size, study in sizes.items()}, []
-    uniform_loss = statistics.mean(losses(sizes[max(sizes)], 'uniform').values())
     for arm in differences[min(sizes)]:
         found = {size: Estimate.of(of[arm]) for size, of in differences.items() if arm in of}
         last = found[max(found)]
         seen = t_limits(3)[1] * last.error * math.sqrt(last.df + 1) / 2
-        row = [arm, *(found.get(size, '') for size in sizes), '', f'{seen:.4f}', '', '']
-        if len(found) > 1:
-            row[-4] = fit_line(found).with_interval()
-        if arm in PAPERS:
-            row[-2:] = [f'{value:+.4f}' for value in as_in_paper(arm, uniform_loss)]
-        rows.append(row)
+        slope = fit_line(found).with_interval() if len(found) > 1 else ''
+        rows.append([arm, *(found.get(size, '') for size in sizes), slope, f'{seen:.4f}'])
     return '\n## By size\n\n' + table(
         ['arm', *(f'{study["recipe"]["param_budget"]:,}' for study in sizes.values()), 'slope per factor of four',
-         '4 seeds find (80%)', 'paper, nats per byte', 'paper, relative'], rows)
+         'found at 80% power by 4 seeds'], rows)
 
 
 def draw(studies, path):
@@ -225,8 +221,12 @@ def report(folder):
     studies = {path.stem.removeprefix('results-'): json.loads(path.read_text())
                for path in sorted(folder.glob('results-*.json'))}
     studies = {name: study for name, study in studies.items() if compare(study)}
-    numbers = {f'{name}_{arm}': Estimate.of(values)
-               for name, study in studies.items() for arm, values in compare(study).items()}
+    numbers = {}
+    for name, study in studies.items():
+        numbers.update((f'{name}_{arm}', Estimate.of(values)) for arm, values in compare(study).items())
+        uniform_loss = statistics.mean(losses(study, 'uniform').values())
+        numbers.update((f'{name}_paper_{arm}', '{:+.4f} ({:+.4f})'.format(*as_in_paper(arm, uniform_loss)))
+                       for arm in PAPERS)
     prose = folder / 'text.md'
     text = prose.read_text(encoding='utf-8').format_map(numbers) if prose.exists() else '# Results\n'
     sizes = {math.log(studies[name]['recipe']['param_budget'], 4): studies[name] for name in SIZES if name in studies}
