@@ -196,7 +196,7 @@ def two_gpus():
 def full_size(name):
     """Six steps of train.py, of two micro-steps each."""
     file = str(ROOT / 'config' / f'{name}.py')
-    lines = train(file, dataset='random', max_iters=6, **(TINY_SHAPE if TINY else {}))
+    lines = train(file, dataset='random', max_iters=6, compile=not TINY, **(TINY_SHAPE if TINY else {}))
     tokens, speed = lines[0]['tokens'], statistics.median(line['tokens_per_second'] for line in lines[-3:])
     row(f'{name}: seconds of the first step, which compiles', tokens / lines[0]['tokens_per_second'])
     if not TINY:
