@@ -4,9 +4,6 @@ Train a model, on a CPU, on a GPU, or on several under torchrun:
     python train.py                                                      # minutes on a laptop, nothing to download
     python train.py config/hourglass_113m.py --batch_size=32             # a config file, and what to change in it
     torchrun --nproc_per_node=8 train.py config/hourglass_113m.py        # 8 GPUs of one machine
-
-The batch of a step depends on the seed and the step alone, neither on the model nor on the number of processes: runs
-of two models see the same tokens in the same order.
 """
 
 import signal
@@ -78,13 +75,8 @@ compile = torch.cuda.is_available()  # torch.compile, which needs a C++ compiler
 
 config = configure(globals(), GPTConfig)
 sys.excepthook = explain
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Processes, with what torchrun says of each
-
-with fail_on(ValueError, 'RANK, LOCAL_RANK and WORLD_SIZE are to be numbers'):
-    rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default
-                                    in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+rank, local_rank = int(os.environ.get('RANK', 0)), int(os.environ.get('LOCAL_RANK', 0))  # torchrun sets them
+world_size = int(os.environ.get('WORLD_SIZE', 1))
 master = rank == 0  # the process that prints and saves
 
 
@@ -109,27 +101,27 @@ FREE = {'out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'ev
 latest, best = Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')
 resuming = init_from == 'resume' or (init_from == 'auto' and latest.exists())
 source, checkpoint = str(latest) if resuming else init_from, None
-new_run = f'a new run from its weights has --init_from={source} and another --out_dir'
+advice = f'; a new run from its weights has --init_from={source} and another --out_dir' if resuming else ''
 config.given |= {'out_dir', 'init_from', 'eval_only', 'device', 'compile'}  # none of them is a checkpoint's
 config.given -= {name for name in ('vocab_size', 'n_kv_head', 'head_dim', 'lr_decay_iters') if config[name] == 0}
 hint = f' (to resume from the best one: cp {best} {latest})' if resuming and best.exists() else ''
-with fail_on(Exception, f'{source} cannot be used{hint}'):
+with fail_on(Exception, f'init_from={source} cannot be used{hint}'):
     if source.startswith('hf:'):
+        torch.manual_seed(seed)  # for the padding of the vocabulary
         pretrained = GPT.from_pretrained(source[3:], block_size=block_size, dropout=config['dropout'])
         checkpoint = {'model': pretrained.state_dict(), 'model_args': asdict(pretrained.config),
                       'config': {'dataset': dataset}, 'tokenizer': prepare.Tokenizer.load(source).state()}
     elif source not in ('scratch', 'auto'):
         checkpoint = torch.load(source, map_location='cpu', weights_only=True, mmap=True)
-    theirs, free = {}, FREE
-    if resuming:
-        theirs = checkpoint['config']
-    elif checkpoint:
-        theirs, free = {**checkpoint['model_args'], 'dataset': checkpoint['config']['dataset']}, {'dataset', 'dropout'}
-    changed = [f'{name} was {theirs[name]!r} and is {config[name]!r}' for name in theirs
-               if name in config.given - free and theirs[name] != config[name]]
-    config.update({name: theirs[name] for name in theirs.keys() & config.keys() - config.given})
-if changed:
-    fail(f'{source} was trained otherwise: {", ".join(changed)}; {new_run}')
+    if checkpoint:
+        theirs, free = checkpoint['config'], FREE
+        if not resuming:
+            theirs, free = {'dataset': theirs['dataset'], **checkpoint['model_args']}, {'dataset', 'dropout'}
+        changed = [f'{name} was {theirs[name]!r} and is {config[name]!r}' for name in theirs
+                   if name in config.given - free and theirs[name] != config[name]]
+        if changed:
+            fail(f'{source} was trained otherwise: {", ".join(changed)}{advice}')
+        config.update({name: theirs[name] for name in theirs.keys() & config.keys() - config.given})
 if (latest.exists() or best.exists()) and not resuming and not (eval_only and checkpoint):
     fail(f'{out_dir} has a checkpoint already: go on from it with --init_from=resume, or choose another --out_dir')
 
@@ -141,8 +133,7 @@ with fail_on(ValueError):
     device, compute_dtype = resolve_device(config['device'], config['dtype'])
 device_type = torch.device(device).type
 if world_size > 1:
-    with fail_on((RuntimeError, ValueError), f'{world_size} processes cannot be had: is WORLD_SIZE torchrun\'s, and is '
-                                             f'there a GPU for each process of a machine?'):
+    with fail_on((RuntimeError, ValueError), f'WORLD_SIZE={world_size} needs torchrun, and a GPU for each process'):
         if device_type == 'cuda':
             device = f'cuda:{local_rank}'
             torch.cuda.set_device(device)
@@ -158,8 +149,6 @@ config.update(device=device, dtype=str(compute_dtype).removeprefix('torch.'))
 with fail_on(ValueError):
     config.update(asdict(shape_of(config)))
 globals().update(config)  # now every setting is final, and a variable
-if vocab_size < tokenizer.vocab_size:
-    fail(f'vocab_size={vocab_size} is less than the {tokenizer.vocab_size} of data/{dataset}')
 if gradient_accumulation_steps % world_size and not eval_only:
     fail(f'gradient_accumulation_steps={gradient_accumulation_steps} must be a multiple of the {world_size} processes')
 
@@ -175,32 +164,31 @@ n_windows = (len(train_data) - 1) // block_size
 if not n_windows:
     fail(f'{train_data.name} has {len(train_data)} tokens, less than a window of block_size={block_size} and one more')
 token_bytes = tokenizer.token_bytes()
-described = json.dumps([prepare.read_meta(dataset), len(train_data), len(eval_data[''])], sort_keys=True)
-data_id = hashlib.sha256(described.encode()).hexdigest()
+data_id = hashlib.sha256(json.dumps(prepare.read_meta(dataset), sort_keys=True).encode()).hexdigest()
 
 torch.manual_seed(seed)
-raw_model = eval_model = GPT(shape_of(config), compute_dtype).to(device)
-optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
-scaler = torch.amp.GradScaler(device_type, enabled=dtype == 'float16')  # so that no gradient rounds to 0
-states = {'optimizer': optimizer, 'scaler': scaler}  # what checkpoints keep besides the model
-ahead = {}  # Hope's slow parameters by name, as the optimizer has them and the model does not yet
-step, best_val_loss = 0, math.inf
-with fail_on(Exception, f'{source} does not fit'):
-    if checkpoint:
+raw_model = eval_model = GPT(shape_of(config), compute_dtype)  # eval_model is what evaluate() sees
+if checkpoint:
+    with fail_on(Exception, f'{source} does not fit'):
         raw_model.load_state_dict(checkpoint['model'])
         if not tokenizer.same_tokens(prepare.Tokenizer(checkpoint['tokenizer'])):
             raise ValueError(f'data/{dataset} has other tokens than it was trained on: prepare it with its --tokenizer')
-    if resuming:
+raw_model.to(device)
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2))
+scaler = torch.amp.GradScaler(device_type, enabled=dtype == 'float16')  # so that no gradient rounds to 0
+states = {'optimizer': optimizer, 'scaler': scaler}  # what a checkpoint has besides the model
+ahead = {}  # Hope's slow parameters by name, as the optimizer has them and the model does not yet
+step, best_val_loss = 0, math.inf
+if resuming:
+    with fail_on(Exception, f'{source} does not fit'):
         if checkpoint['data_id'] != data_id:
-            raise ValueError(f'data/{dataset} is not what it was trained on; {new_run}')
+            raise ValueError(f'data/{dataset} is not what it was trained on{advice}')
         for name, state in states.items():
-            if checkpoint[name] or name != 'scaler':  # which leaves nothing if it was off
+            if checkpoint[name] or name != 'scaler':  # which has no state unless dtype was float16
                 state.load_state_dict(checkpoint[name])
         ahead = {name: weight.to(device) for name, weight in checkpoint['ahead'].items()}
         step, best_val_loss = int(checkpoint['iter_num']), float(checkpoint['best_val_loss'])
 checkpoint = None  # frees its memory
-if sum_over_processes(step, n_windows) != [step * world_size, n_windows * world_size]:
-    fail(f'the machines see different files: {out_dir} and data/{dataset} must be shared between them, or equal')
 
 keep_freed_memory()
 torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
@@ -212,31 +200,28 @@ if compile:
     torch._dynamo.config.cache_size_limit += 2 * n_layer  # the blocks of Titans, to train and to evaluate
 if world_size > 1:  # each bucket of gradients is a compiled graph: of 25 MB, a model of 1.3B would have 120
     model = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)
-    model.broadcast_buffers = False  # they never change; as an argument, a newer torch warns of this
 
-PEAK_FLOPS = {'GB200': 2500e12, 'B200': 2250e12, 'H200 NVL': 835e12, 'H200': 989e12, 'H100 NVL': 835e12,
-              'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'RTX 4090': 165e12,
-              'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these that is in its name
+PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
+              'RTX 4090': 165e12, 'RTX 3090': 71e12}  # dense bfloat16 of a GPU, by the first of these in its name
 gpu = torch.cuda.get_device_name(device) if device_type == 'cuda' else ''
 peak_flops = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu and dtype != 'float32'), None)
-counts, tokens_per_step = budget(raw_model.config), gradient_accumulation_steps * batch_size * block_size
+tokens_per_step = gradient_accumulation_steps * batch_size * block_size
+counts = budget(raw_model.config)
 say(f'{raw_model.config.ffn} model of {counts["total"]:,} parameters ({counts["mixer"]:,} {raw_model.config.mixer}, '
     f'{counts["ffn"]:,} FFN, {counts["embedding"]:,} embedding), {dtype} on {world_size} x {gpu or device}\n'
-    f'{tokens_per_step:,} tokens a step, {len(train_data) / tokens_per_step:,.1f} steps an epoch of data/{dataset}\n'
-    f'starts from {source}, at step {step}')
-
+    f'starts from {source} at step {step}; an epoch has {len(train_data) / tokens_per_step:,.1f} steps')
 unwritable = f'{Path(out_dir)} cannot be written (mend that, or choose another --out_dir)'
 metrics = Path(out_dir, 'metrics.jsonl')
 if master and not eval_only:
     with fail_on((OSError, ValueError, KeyError), unwritable):
         Path(out_dir).mkdir(parents=True, exist_ok=True)
-        lines = metrics.read_text().splitlines() if resuming and metrics.exists() else []
-        # What follows the checkpoint is to be written again; a run that was killed leaves half a line.
-        kept = [line for line in lines if line.endswith('}') and json.loads(line)['step'] < step]
-        metrics.write_text(''.join(line + '\n' for line in kept))
+        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+        # Keep what comes before the checkpoint. A run that was killed leaves half a line.
+        kept = [line for line in lines if line.endswith(b'}\n') and json.loads(line)['step'] < step]
+        if lines:
+            os.truncate(metrics, sum(map(len, kept)))
 if master and wandb_log:
-    with fail_on(ImportError, 'wandb_log=true needs the package wandb: pip install wandb'):
-        import wandb
+    wandb = prepare.package('wandb')
     wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -251,16 +236,14 @@ def window_order(epoch):
 def read_windows(data, starts, length):
     """Inputs and targets, each (len(starts), length), on the device."""
     tokens = torch.from_numpy(np.stack([data.window(start, length + 1) for start in starts]))
-    if tokens.max() >= tokenizer.vocab_size:
-        fail(f'{data.name} has a token id {tokens.max()}, outside of its {tokenizer.vocab_size}')
-    if device_type == 'cuda':
-        tokens = tokens.pin_memory().to(device, non_blocking=True)
+    if tokens.max() >= vocab_size:
+        fail(f'{data.name} has a token id {tokens.max()}, outside of vocab_size={vocab_size}')
     tokens = tokens.to(device)
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def get_batches(step):
-    """The micro-batches of this process in a step. All windows are read once an epoch, in a seeded order."""
+    """The micro-batches of this process. All processes together read each window once an epoch, in a seeded order."""
     size = gradient_accumulation_steps * batch_size // world_size
     windows = range((step * world_size + rank) * size, (step * world_size + rank + 1) * size)
     starts = [int(window_order(i // n_windows)[i % n_windows]) * block_size for i in windows]
@@ -302,8 +285,7 @@ def evaluate(data):
     eval_model.eval()
     for windows, length in batches[rank::world_size]:
         idx, targets = read_windows(data, windows, length)
-        whole = idx.shape == (batch_size, block_size)  # any other shape would be compiled anew
-        x = hidden(idx) if whole else eval_model.hidden(idx)
+        x = (hidden if idx.shape == (batch_size, block_size) else eval_model.hidden)(idx)  # one shape is compiled
         for x_, targets_ in zip(x.flatten(0, 1).split(1024), targets.flatten().split(1024)):  # all logits: gigabytes
             logits = eval_model.logits(x_)
             losses = F.cross_entropy(logits, targets_, reduction='none').cpu().double().numpy()
@@ -340,7 +322,7 @@ def save(is_best=False):
 
 
 def log(numbers):
-    with fail_on(OSError, unwritable), open(metrics, 'a') as file:
+    with fail_on(OSError, unwritable), open(metrics, 'a', newline='\n') as file:
         file.write(json.dumps({'step': step, **numbers}) + '\n')
     if wandb_log:
         wandb.log(numbers, step=step)
@@ -381,11 +363,9 @@ while True:
         loss = loss + micro_loss.detach()
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    batches = get_batches(step + 1)  # while the GPU is still at work
-    stopping, = sum_over_processes(len(stop_signals))
-    loss, grad_norm = torch.stack((loss, grad_norm)).tolist()  # waits for the GPU
-    if step % log_interval == 0:
-        loss, = sum_over_processes(loss / world_size)
+    stopping = sum_over_processes(len(stop_signals))[0]  # this and the next batches while the GPU is still at work
+    batches = get_batches(step + 1)
+    loss, grad_norm = torch.stack((loss, grad_norm)).tolist()
     if not math.isfinite(loss) or (not math.isfinite(grad_norm) and scaler.get_scale() <= 1):  # 1 without a scaler
         fail(f'step {step}: the loss is {loss}, the norm of its gradient {grad_norm}: try a lower --learning_rate'
              f'{" or --dtype=float32" if scaler.is_enabled() else ""}; the checkpoint is as it was')
@@ -393,19 +373,17 @@ while True:
     optimizer.zero_grad()
 
     if step % log_interval == 0:
+        loss = sum_over_processes(loss / world_size)[0]
         speed = (step + 1 - clock_step) * tokens_per_step / (time.perf_counter() - clock)
         clock, clock_step = time.perf_counter(), step + 1
-        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr,
-                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None,  # None: the step changed nothing
-                   'tokens_per_second': speed}
+        numbers = {'tokens': (step + 1) * tokens_per_step, 'loss': loss, 'lr': lr, 'tokens_per_second': speed,
+                   'grad_norm': grad_norm if math.isfinite(grad_norm) else None}  # None: the step changed nothing
         if peak_flops:
             numbers['mfu'] = speed * counts['flops_per_token'] / (peak_flops * world_size)
         if master:
             log(numbers)
-        bar.set_postfix(loss=f'{loss:.4f}')
-        if bar.disable:
-            mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
-            say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
+        mfu = f', mfu {numbers["mfu"]:.1%}' if peak_flops else ''
+        say(f'step {step}: loss {loss:.4f}, {speed:,.0f} tokens/s{mfu}')
     step += 1
     bar.update()
     if stopping:
@@ -414,14 +392,10 @@ while True:
         say(f'stopped after {step} steps: go on with --init_from=resume')
         break
 
-bar.close()
 if master and sample_tokens and step >= max_iters and not eval_only:
     for start in ('def', 'class') if dataset == 'stdlib' else ('',):
         prompt = torch.tensor([tokenizer.encode(start, bos=True)], device=device)
         tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
         say('--- a sample ---\n' + tokenizer.decode(tokens[0].tolist()).decode('utf-8', 'replace'))
-if wandb_log and master:
-    wandb.finish()
 if world_size > 1:
-    dist.barrier()
     dist.destroy_process_group()

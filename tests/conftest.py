@@ -1,6 +1,4 @@
 import contextlib
-import functools
-import inspect
 import io
 import multiprocessing
 import multiprocessing.connection
@@ -19,25 +17,13 @@ import torch
 import prepare
 
 ROOT = Path(__file__).parent.parent
-# For what is as small as here, one thread is faster than several; also in the processes that tests start.
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # which is faster for what is as small as here, also in the processes that tests start
 os.environ['OMP_NUM_THREADS'] = '1'
-# Every run of a script reads the source of GPTConfig, which takes longer than a step of a tiny model.
-inspect.getsource = functools.cache(inspect.getsource)
-
-
-STOPS = {signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGTERM)}
-
-
-def pytest_configure(config):
-    """List the slowest ten tests at the end of every run."""
-    if config.option.durations is None:
-        config.option.durations = 10
 
 
 def script(name, *args):
     """Run a script of the repository in this process; returns its variables."""
-    handlers = {number: signal.getsignal(number) for number in STOPS}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [name, *map(str, args)])
         try:
@@ -56,8 +42,7 @@ def run_and_print_to(path, environment, name, args):
 
 
 def start_script(name, *args, printed='printed', **environment):
-    """Start a script in a process of its own, as one of multiprocessing, which prints into a file of this name. It is
-    forked off a process that has imported already what takes seconds."""
+    """Start a script in a process that prints into a file, forked off one that has imported what takes seconds."""
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['pytest', 'tiktoken', 'torch._dynamo'])
     process = context.Process(target=run_and_print_to, args=(printed, environment, name, args), daemon=True)
@@ -69,8 +54,7 @@ def start_ranks(n, name, *args):
     """Start a script in n processes as torchrun does."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
-        shared = dict(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1',
-                      MASTER_PORT=str(free.getsockname()[1]))
+        shared = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free.getsockname()[1]))
     return [start_script(name, *args, printed=f'printed{rank}', RANK=str(rank), LOCAL_RANK=str(rank), **shared)
             for rank in range(n)]
 
@@ -82,15 +66,13 @@ def torchrun(n):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a script in a folder of its own and look at what it leaves and prints: run('train.py', '--max_iters=3').
-    With processes=2 in two, and by torchrun if alone=True; else, unless alone=True, in this one, which has imported
-    torch already."""
-    def run(name, *args, processes=0, status=0, alone=False, env=None, timeout=300):
+    With processes=2 in two; with alone=True as a command of its own, by torchrun for processes; else in this one."""
+    def run(name, *args, processes=0, status=0, alone=False, env={}, timeout=300):
+        monkeypatch.chdir(tmp_path)
         if alone:
             command = [*(torchrun(processes) if processes else [sys.executable]), str(ROOT / name), *args]
-            done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True,
-                                  text=True, timeout=timeout)
+            done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout)
         elif processes:
-            monkeypatch.chdir(tmp_path)
             ranks = start_ranks(processes, name, *args)
             multiprocessing.connection.wait([process.sentinel for process in ranks], timeout)
             failed = any(process.exitcode for process in ranks)
@@ -103,7 +85,6 @@ def run(tmp_path, monkeypatch):
             done = subprocess.CompletedProcess(args, code, printed, printed)  # both in one
         else:
             out, err, code = io.StringIO(), io.StringIO(), 0
-            monkeypatch.chdir(tmp_path)
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 try:
                     script(name, *args)
@@ -123,10 +104,10 @@ def train(tmp_path, monkeypatch):
     return lambda *args: script('train.py', *TINY_RUN, *args)
 
 
-TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--ffn_width=64',
-            '--block_size=16', '--batch_size=4', '--gradient_accumulation_steps=2', '--max_iters=12',
-            '--lr_decay_iters=12', '--warmup_iters=2', '--eval_interval=4', '--eval_tokens=200', '--log_interval=1',
-            '--sample_tokens=0', '--dtype=float32', '--device=cpu']
+TINY_RUN = ['--dataset=tiny', '--n_layer=2', '--n_embd=32', '--n_head=2', '--ffn_width=64', '--block_size=16',
+            '--batch_size=4', '--gradient_accumulation_steps=2', '--max_iters=12', '--lr_decay_iters=12',
+            '--warmup_iters=2', '--eval_interval=4', '--eval_tokens=200', '--log_interval=1', '--sample_tokens=0',
+            '--dtype=float32', '--device=cpu', '--compile=false']
 
 
 def make_data(folder, monkeypatch):
@@ -148,14 +129,14 @@ def pretrained(folder, kind='Llama', dtype='float32', **settings):
         **dict(vocab_size=131, hidden_size=32, intermediate_size=100, num_hidden_layers=3, num_attention_heads=4,
                num_key_value_heads=2, max_position_embeddings=64, dtype=dtype), **settings}))
     for weight in there.parameters():  # so large that attention is far from uniform
-        weight.data = 1 + torch.randn_like(weight) / 3 if weight.dim() == 1 else 5 * weight
-        weight.data = weight.to(getattr(torch, dtype))
+        larger = 1 + torch.randn_like(weight) / 3 if weight.dim() == 1 else 5 * weight
+        weight.data = larger.to(getattr(torch, dtype))
     there.save_pretrained(folder)
     return there.eval()
 
 
 def pretrained_with_data(kind='Llama'):
-    """Such a model in the shape of TINY_RUN, in the folder hf, with a BPE; and data/hf, prepared with that."""
+    """Such a model in the shape of TINY_RUN, in the folder hf, with a BPE, with which data/hf is prepared."""
     tokenizers = pytest.importorskip('tokenizers')
     there = pretrained('hf', kind, vocab_size=300, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
                        eos_token_id=0)
