@@ -34,7 +34,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import prepare  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
+from model import GPT, GPTConfig, activations, budget, ffn_widths  # noqa: E402
 
 LANES = [  # {part: seconds it may take}; lanes run side by side where the GPU has 128 GiB, else one after another
     {'cpu': 90, 'compiled': 150, 'float16': 60, 'resumed': 60, 'two_gpus': 90},
@@ -101,18 +101,21 @@ def difference(a, b):
     return max(abs(x - y) for x, y in zip(reversed(a), reversed(b)))
 
 
-def build(name):
-    """The model of a file in config/, in bfloat16."""
+def shape_in(name):
+    """The GPTConfig of a file in config/."""
     settings = {**runpy.run_path(str(ROOT / 'config' / f'{name}.py')), **(TINY_SHAPE if TINY else {})}
-    shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
-    return GPT(GPTConfig(**shape), torch.bfloat16).to(DEVICE)
+    return GPTConfig(**{field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings})
+
+
+def build(name):
+    return GPT(shape_in(name), torch.bfloat16).to(DEVICE)
 
 
 def build_llama(config):
-    """transformers' Llama in the shape of standard_113m, whose GPTConfig this is."""
+    """transformers' Llama in the shape of a GPTConfig."""
     import transformers
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.n_embd, intermediate_size=config.ffn_width or 3072,
+        vocab_size=config.vocab_size, hidden_size=config.n_embd, intermediate_size=ffn_widths(config)[0][0],
         num_hidden_layers=config.n_layer, num_attention_heads=config.n_head, tie_word_embeddings=True,
         max_position_embeddings=config.block_size)).to(DEVICE)
 
@@ -160,7 +163,7 @@ def compiled():
         here, graphs = compile_and_count(**shape, dtype='bfloat16')
         _, first = compile_and_count(**shape, dtype='bfloat16', max_iters=2)
         row(f'{kind}: losses in bfloat16, compiled against eager', difference(here, eager),
-            f'<= {2 * difference(eager, exact):.1g}')
+            f'<= {2 * difference(eager, exact):.2g}')
         row(f'{kind}: graphs compiled in two steps and two evaluations', first)
         row(f'{kind}: graphs compiled later', graphs - first, '<= 0')
 
@@ -195,21 +198,20 @@ def two_gpus():
 
 def full_size(name):
     """Six steps of train.py, of two micro-steps each."""
-    file = str(ROOT / 'config' / f'{name}.py')
-    lines = train(file, dataset='random', max_iters=6, **(TINY_SHAPE if TINY else {}))
-    tokens, speed = lines[0]['tokens'], statistics.median(line['tokens_per_second'] for line in lines[-3:])
-    row(f'{name}: seconds of the first step, which compiles', tokens / lines[0]['tokens_per_second'])
+    lines = train(str(ROOT / 'config' / f'{name}.py'), dataset='random', max_iters=6, compile=not TINY,
+                  **(TINY_SHAPE if TINY else {}))
+    tokens = lines[0]['tokens'] / 2  # of a micro-step
+    row(f'{name}: seconds of the first step, which compiles', 2 * tokens / lines[0]['tokens_per_second'])
     if not TINY:
-        table = subprocess.run([sys.executable, str(ROOT / 'model.py'), file], capture_output=True, text=True)
-        words = table.stdout.split()
-        worked_out = sum(float(number) for number, unit in zip(words, words[1:]) if unit == 'GiB')
-        row(f'{name}: GiB at the peak', torch.cuda.max_memory_allocated() / 2**30, f'about {worked_out:.1f}')
+        worked_out = 16 * budget(shape_in(name))['total'] + tokens * activations(shape_in(name))
+        row(f'{name}: GiB at the peak', torch.cuda.max_memory_allocated() / 2**30, f'about {worked_out / 2**30:.1f}')
     saved = [path.stat() for path in Path('out').glob('ckpt*.pt')]
     row(f'{name}: seconds from evaluation to checkpoint on disk',
         max(file.st_ctime for file in saved) - Path('out', 'metrics.jsonl').stat().st_mtime,
         f'{len(saved)} x {saved[0].st_size / 1e9:.1f} GB')
     if f'full_size {name}' in TIMED:
-        row(f'{name}: milliseconds of a micro-step in train.py', 1e3 * tokens / 2 / speed)
+        speed = statistics.median(line['tokens_per_second'] for line in lines[-3:])
+        row(f'{name}: milliseconds of a micro-step in train.py', 1e3 * tokens / speed)
         if 'mfu' in lines[-1]:
             row(f'{name}: mfu', statistics.median(line['mfu'] for line in lines[-3:]), '>= 0.5')
 
@@ -243,7 +245,7 @@ def micro_steps():
     for name, other, goal in ('hourglass_113m_k8', 'standard_113m', '<= 1.06'), ('standard_113m', 'Llama', '<= 1'):
         row(f'time of {name} over {other}', seconds[name] / seconds[other], '' if TINY else goal)
     for name in 'standard_113m', 'hourglass_113m_k8':
-        with torch.profiler.profile() as profiler:
+        with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, DEVICE.upper())]) as profiler:
             calls[name]()
         spent = f'self_{"cpu" if TINY else "device"}_time_total'  # microseconds
         for event in sorted(profiler.key_averages(), key=lambda event: -getattr(event, spent))[:8]:
