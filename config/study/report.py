@@ -3,8 +3,8 @@ What came out of the study: results.md and, where matplotlib is installed, resul
 
     python config/study/report.py     # run.py does it too, after its last run
 
-The prose of results.md is text.md: {SCALE_ARM} there becomes the arm's difference to uniform, {SCALE_paper_ARM} that of the
-paper.
+The prose of results.md is text.md: {SCALE_ARM} there becomes the arm's difference to uniform, {SCALE_paper_ARM} that of
+the paper.
 """
 
 import contextlib
