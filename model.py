@@ -677,9 +677,10 @@ LOSS_CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a 
 
 
 class CrossEntropy(torch.autograd.Function):
-    """F.cross_entropy(x @ weight.T, targets). x: (N, C) in the compute dtype; weight: (padded vocabulary, C). The logits
-    are the largest tensor of a small model, so they exist for a chunk of tokens at a time. The gradient is taken as
-    soon as the softmax is known, so that nothing is computed twice."""
+    """F.cross_entropy(x @ weight.T, targets). x: (N, C) in the compute dtype; weight: (padded vocabulary, C).
+
+    The logits are the largest tensor of a small model, so they exist for a chunk of tokens at a time. The gradient is
+    taken as soon as the softmax is known: nothing is computed twice."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, vocab_size):

@@ -23,8 +23,8 @@ TINY = dict(vocab_size=97, block_size=32, n_layer=3, n_head=4, n_embd=32, ffn_wi
 @functools.cache
 def read_config(path, *flags):
     """The shape of `train.py config/NAME.py FLAGS`."""
-    argv = [str(ROOT / path), *flags]
-    return shape_of(configure({'__file__': model_file.__file__}, GPTConfig, ('train.py', GPTConfig), argv))
+    script = {'__file__': model_file.__file__}
+    return shape_of(configure(script, GPTConfig, ('train.py', GPTConfig), [str(ROOT / path), *flags]))
 
 
 def tiny(seed=0, **changes):
@@ -41,10 +41,6 @@ def assert_same(losses, weights, **tolerances):
     torch.testing.assert_close(*losses)
     for a, b in zip(*(torch.autograd.grad(loss, weights) for loss in losses)):
         torch.testing.assert_close(a, b, **tolerances)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Budgets and widths
 
 
 def parameters(config):
@@ -67,11 +63,7 @@ def test_budget_is_that_of_the_model_and_of_its_family(path):
     assert sum(counted.values()) == computed['total'] and config.init_std == 0.02
     baseline = budget(read_config(re.sub(r'/\w+?_(\d+[mb]).*', r'/standard_\1.py', path)))
     excess = computed['mixer'] + computed['ffn'] - baseline['mixer'] - baseline['ffn']
-    if config.mixer == 'titans':  # exact within its pair; across, as near as the multiple places its small parameters
-        assert abs(excess) <= 3 * config.n_embd * config.ffn_multiple / 2
-        assert computed == budget(read_config('config/titans_760m.py'))
-    else:
-        assert excess == (2_654_208 if 'authors' in path else 0)
+    assert excess == (1152 if config.mixer == 'titans' else 2_654_208 if 'authors' in path else 0)
 
 
 def test_any_shape_keeps_the_total_and_falls():
@@ -233,10 +225,6 @@ def test_flops_of_titans_are_those_of_its_products(monkeypatch):
     assert counter.get_total_flops() / 32 == pytest.approx(expected, rel=0.02)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the model computes
-
-
 def test_norm_is_rms_norm_and_has_its_gradient():
     x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     norm = model_file.Norm(GPTConfig(ffn_width=16, norm_eps=0.1), 8)
@@ -359,8 +347,8 @@ def test_activations_are_what_the_compiled_model_keeps(change):
     kept, config = [], GPTConfig(**{**TINY, 'block_size': 128, 'n_embd': 64, 'ffn_width': 160, **change})
 
     def run(graph, inputs):
-        nodes = [node for node in graph.graph.output_node().args[0] if getattr(node, 'op', 'placeholder') != 'placeholder']
-        values = [node.meta['val'] for node in nodes]
+        outputs = [node for node in graph.graph.output_node().args[0] if node and node.op != 'placeholder']
+        values = [node.meta['val'] for node in outputs]
         storages = {v.untyped_storage()._cdata: v.untyped_storage() for v in values if isinstance(v, torch.Tensor)}
         kept.append(sum(storage.nbytes() for storage in storages.values()))
         return make_boxed_func(graph.forward)
@@ -411,10 +399,6 @@ def test_compiles_and_equals_eager(change, dynamic):
     assert_same([f(idx, idx)[1] for f in (model, compiled)], list(model.parameters()), atol=1e-6, rtol=1e-4)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Titans
-
-
 def titans(memory_chunk):
     """A mixer in float64 whose memory learns a lot."""
     torch.manual_seed(0)
@@ -456,7 +440,6 @@ def titans_by_the_token(mixer, x):
 
 @pytest.mark.parametrize('chunk', [1, 16, 64, 7])
 def test_titans_equal_a_loop_over_tokens(chunk):
-    """In outputs and gradients, read at once or, from a cache, in parts."""
     mixer, x = titans(chunk), torch.randn(2, 128, 32, dtype=torch.float64, requires_grad=True)
     cache, expected = {}, titans_by_the_token(mixer, x)
     assert expected.std() > 0.1
@@ -470,7 +453,6 @@ def test_titans_equal_a_loop_over_tokens(chunk):
 
 
 def test_titans_keep_little_for_the_backward_pass():
-    """They keep what goes in and comes out, in whatever number of chunks they read it."""
     def kept(chunk):
         storages = {}
 
@@ -483,17 +465,11 @@ def test_titans_keep_little_for_the_backward_pass():
     assert kept(8)[0] < 1.1 * kept(64)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pretrained models, the machine
-
-
-LLAMA3_ROPE = dict(rope_type='llama3', rope_theta=5e3, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                   original_max_position_embeddings=32)
-
-
 @pytest.mark.parametrize('settings', [
     {}, dict(head_dim=16, num_key_value_heads=4, rms_norm_eps=1e-2, tie_word_embeddings=True, intermediate_size=96),
-    dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=256, dtype='bfloat16'),
+    dict(max_position_embeddings=256, dtype='bfloat16', rope_parameters=dict(
+        rope_type='llama3', rope_theta=5e3, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=32)),
     dict(kind='Olmo2'), dict(kind='Olmo2', rms_norm_eps=1e-2, tie_word_embeddings=True)])
 def test_pretrained_models_are_those_of_transformers(settings, tmp_path):
     there, model = pretrained(tmp_path, **settings), GPT.from_pretrained(tmp_path)
@@ -538,10 +514,3 @@ def test_pretrained_models_that_cannot_be_had(tmp_path, monkeypatch):
     refused('model.norm.weight')
     monkeypatch.setitem(sys.modules, 'transformers', None)
     refused('transformers')
-
-
-@pytest.mark.parametrize('fast, dtype', [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_computes_in_half_precision(monkeypatch, fast, dtype):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation: fast)
-    assert model_file.resolve_device() == ('cuda', dtype)
