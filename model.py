@@ -9,10 +9,10 @@ hidden widths, n_layer rows of K, is the shape of all FFNs of a model. `ffn_widt
     tapered             K = 1, widths that fall with depth (Bayat, Behrouz and Courville, arXiv 2606.23670)
     tapered_hourglass   both
 
-The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, since a gain before a matrix
-can be folded into it: K MLPs have exactly as many parameters as one that is K times as wide, and models of one budget
-match to the last parameter. Two norms do lose by it, having no matrix of their own after them: the one before a tied
-head, and that of queries and keys (qk_norm), which bounds attention scores by sqrt(head_dim).
+The rest is LLaMA: rotary embeddings, pre-norm, SwiGLU, no biases. The norms have no gains, which the matrices after
+them can hold. So K MLPs have exactly as many parameters as one that is K times as wide, and models of one budget match
+to the last parameter. Two norms do lose by it, as no matrix of their own follows: the one before a tied head, and that
+of queries and keys (qk_norm), which bounds attention scores by sqrt(head_dim).
 
     python model.py config/hourglass_113m.py --baseline=config/standard_113m.py     # what a shape costs
     python model.py config/standard_113m.py --shapes=true                           # which shapes its budget allows
@@ -26,7 +26,6 @@ import re
 import sys
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -76,8 +75,7 @@ class GPTConfig:
                 raise ValueError(f'{name}={getattr(self, name)!r}: {rule}')
 
     @property
-    def sized_by(self):
-        """The setting that decides the size of the FFNs; None if none is set."""
+    def sized_by(self):  # the setting that decides the size of the FFNs
         return next((name for name in ('ffn_width', 'flops_budget', 'param_budget') if getattr(self, name)), None)
 
 
@@ -97,11 +95,10 @@ def ffn_widths(config):
 
 
 def deal(total, weights):
-    """Split an integer in proportion to the weights, by largest remainder: deal(10, [3, 2, 1]) is [5, 3, 2].
-
-    Shares are rounded down; the rest goes one by one to the shares that lost most. Ties go to the earlier share.
-    """
-    exact = [Fraction(total) * weight / sum(weights) for weight in weights]
+    """Split an integer in proportion to the weights, by largest remainder: deal(10, [3, 2, 1]) is [5, 3, 2]. Shares are
+    rounded down, and the rest goes one by one to the shares that lost most; ties go to the earlier share."""
+    per_weight = Fraction(total) / sum(weights)
+    exact = [weight * per_weight for weight in weights]
     shares = [math.floor(share) for share in exact]
     most_lost_first = sorted(range(len(shares)), key=lambda i: shares[i] - exact[i])
     for i in most_lost_first[:total - sum(shares)]:
@@ -188,9 +185,9 @@ class Norm(nn.Module):
 
 
 def rotary_table(config):
-    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2).
-    rope_scaling (Llama 3) divides the frequency by factor for waves that fit fewer than low times
-    into the old context, keeps it for those that fit more than high times, and interpolates between."""
+    """cos and sin of the angles position * theta^(-2i / head_dim), each (block_size, head_dim // 2). With rope_scaling,
+    as in Llama 3, waves that fit into the old context more than high times keep their frequency, those that fit less
+    than low times have it divided by factor, and others are in between."""
     frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     if config.rope_scaling:
         factor, low, high, context = map(float, numbers(config.rope_scaling))
@@ -209,9 +206,8 @@ def rotate(x, cos, sin):
 class Attention(nn.Module):
     """Causal softmax attention with rotary embeddings and grouped-query heads.
 
-    Every token mixer has these size, flops and forward(x, rotary, cache). In generation the cache is a dict, empty
-    before the prompt, for what the mixer needs of the tokens read so far; after the prompt T is 1. A mixer whose cache
-    carries it past block_size has reads_on = True.
+    Every token mixer has these size, flops and forward(x, rotary, cache). The cache, in generation, is a dict, empty at
+    first, for what it needs of the tokens read so far. A mixer that can go past block_size with it has reads_on = True.
     """
 
     @staticmethod
@@ -299,9 +295,8 @@ class Block(nn.Module):
         self.ffn = FFN(config, widths)
 
     def forward(self, x, rotary, cache=None):
-        mixer, norm = self.mixer, self.norm
-        x = x + self.dropout(norm(mixer(x, rotary, cache)) if self.olmo2 else mixer(norm(x), rotary, cache))
-        return self.ffn(x)
+        mixed = self.norm(self.mixer(x, rotary, cache)) if self.olmo2 else self.mixer(self.norm(x), rotary, cache)
+        return self.ffn(x + self.dropout(mixed))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -313,8 +308,7 @@ class GPT(nn.Module):
 
     def __init__(self, config, compute_dtype=torch.float32):
         super().__init__()
-        self.config = config
-        self.compute_dtype = compute_dtype
+        self.config, self.compute_dtype = config, compute_dtype
         self.embedding = nn.Embedding(padded_vocab(config), config.n_embd)
         self.blocks = nn.ModuleList(Block(config, widths) for widths in ffn_widths(config))
         self.norm = Norm(config, config.n_embd, gain=config.norm == 'olmo2')
@@ -341,19 +335,13 @@ class GPT(nn.Module):
         config, weights = read_pretrained(name, changes)
         return copy_pretrained(weights, cls(config, compute_dtype))
 
-    def forward(self, idx, targets=None, reduction='mean'):
-        """idx: (B, T) token ids. Without targets, returns (logits (B, T, vocab_size) in float32, None). With targets
-        (B, T), returns (None, loss): the mean cross-entropy in nats, or with reduction='none' that of each token, (B,
-        T). Logits of all tokens at once can be larger than the rest of the model, so the losses take them in chunks."""
+    def forward(self, idx, targets=None):
+        """idx, targets: (B, T) token ids. Returns (logits (B, T, vocab_size), None) or, given targets, (None, loss):
+        the mean cross-entropy in nats. All logits at once can take more memory than the rest of the model."""
         x = self.hidden(idx)
         if targets is None:
             return self.logits(x), None
-        x = x.flatten(0, 1)
-        if reduction == 'mean':
-            return None, CrossEntropy.apply(x, self.head.weight, targets.flatten(), self.config.vocab_size)
-        chunks = zip(x.split(LOSS_CHUNK), targets.flatten().split(LOSS_CHUNK))
-        losses = [F.cross_entropy(self.logits(x_), targets_, reduction='none') for x_, targets_ in chunks]
-        return None, torch.cat(losses).view_as(targets)
+        return None, CrossEntropy.apply(x.flatten(0, 1), self.head.weight, targets.flatten(), self.config.vocab_size)
 
     def hidden(self, idx, caches=None, start=0):
         """The stream after the last layer and norm, (B, T, C). With caches, idx continues their tokens from start."""
@@ -461,9 +449,8 @@ class Titans(nn.Module):
         S_t = eta_t S_{t-1} - theta_t G_t       W_t = (1 - alpha_t) W_{t-1} + S_t       y_t = M_{W_t}(q_t)
 
     The loss is |M(k) - v|^2 / 2 or, since values are normed too and normed vectors have equal lengths, -v' M(k). Its
-    gradient G is taken at the weights at the start of each chunk of memory_chunk tokens. There it is an outer product,
-    -u k' for W1 and -e a' for W2 (`gradients`), so a few matrix products over a chunk give the exact result
-    (`read_chunks`). Only the weights at the start of each chunk have to be computed one after the other.
+    gradient G is taken at the weights at the start of each chunk of memory_chunk tokens. G is an outer product, -u k'
+    for W1 and -e a' for W2, so a chunk is a few matrix products. Only the starts of chunks are computed one by one.
 
     From the paper: these formulas, chunks, queries and keys of norm 1, convolution, SiLU and gate. From its authors'
     "Miras" (arXiv 2504.13173): the norm in M. Ours: y has no other norm; normed values; heads, where the paper draws
@@ -507,8 +494,7 @@ class Titans(nn.Module):
     def initial_state(self, x):
         """What is kept of the tokens read so far: W and S of both layers (2, B, H, d, d), the weights at the start of
         the current chunk, where gradients are taken, the last inputs of the convolution, and the number of tokens."""
-        memory = self.memory.to(torch.promote_types(x.dtype, torch.float32))
-        W = memory[:, None].repeat(1, len(x), 1, 1, 1)
+        W = self.memory.to(torch.promote_types(x.dtype, torch.float32))[:, None].repeat(1, len(x), 1, 1, 1)
         return dict(W=W, S=torch.zeros_like(W), start=W, inputs=x.new_zeros(len(x), 3, self.taps.size(1)), length=0)
 
     def forward(self, x, rotary=None, cache=None):
@@ -541,26 +527,23 @@ class Titans(nn.Module):
         """Read N chunks of C tokens, x (B, N * C, n_embd), with the convolution's inputs (B, 3 + N * C, 3 * width).
         Returns y (B, N * C, width), and the W and S after them.
 
-        In a chunk that begins with W and S, the weights after token t are linear in the gradients:
-        W_t = keep_t W + m_t S - sum_{i <= t} A[t, i] G_i, with D[t, i] the product of 1 - alpha over i + 1..t, E[t, i]
-        that of eta, A = D E diag(theta), keep_t and eta_t the products from the start through t, m = D eta.
+        In a chunk that begins with W and S, W_t = keep_t W + m_t S - sum_{i <= t} A[t, i] G_i, with D[t, i] the product
+        of 1 - alpha over i + 1..t, E[t, i] theta_i times that of eta, A = D E, keep_t and eta_t the products from the
+        start through t, m = D eta.
         """
         c, (B, T, _), C = self.config, x.size(), min(x.size(1), self.config.memory_chunk)
-        taps = self.taps.to(inputs.dtype)
-        qkv = F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(taps))).to(W.dtype)
+        qkv = F.silu(sum(tap * inputs[:, i:i + T] for i, tap in enumerate(self.taps.to(inputs.dtype)))).to(W.dtype)
         q, k, v = qkv.view(B, T // C, C, 3, c.n_head, c.head_dim).permute(3, 1, 0, 4, 2, 5)  # (N, B, H, C, d)
         q, k, v = F.normalize(q, dim=-1), F.normalize(k, dim=-1), RMSNorm.apply(v, c.norm_eps)
         rates = self.rate_proj(x.to(W.dtype)) + self.rate_bias
         alpha, eta, theta = rates.view(B, T // C, C, 3, c.n_head, 1).permute(3, 1, 0, 4, 2, 5)  # (N, B, H, C, 1)
-        # The steps of a chunk add up, and momentum makes each 1 / (1 - eta) times as long.
-        theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk
+        theta = 0.1 * (-eta).sigmoid() * theta.sigmoid() / c.memory_chunk  # as momentum and the steps of a chunk add up
         log_keep, log_eta = F.logsigmoid(-alpha), F.logsigmoid(eta)
-        D, E = products(log_keep), products(log_eta) * theta.mT  # E diag(theta); (N, B, H, C, C)
+        D, E = products(log_keep), products(log_eta) * theta.mT  # (N, B, H, C, C)
         A = D @ E
         keep, eta = log_keep.cumsum(-2).exp(), log_eta.cumsum(-2).exp()
         m = D @ eta
-
-        ends = [last.unbind() for last in (keep[..., -1:, :], m[..., -1:, :], eta[..., -1:, :])]  # of each chunk
+        ends = keep[..., -1:, :], m[..., -1:, :], eta[..., -1:, :]  # of each chunk
         steps = A[..., -1:, :].mT, E[..., -1:, :].mT  # how far each token moves W and S by the end of its chunk
         chunks = []
         for keep_, m_, eta_, A_, E_, k_, v_ in zip(*ends, *steps, k, v):
@@ -573,7 +556,7 @@ class Titans(nn.Module):
 
         def multiply(x, layer, left, right):
             """W_t x_t of every token t."""
-            return (keep * (x @ starts[:, layer].mT) + m * (x @ momenta[:, layer].mT) + (A * (x @ right.mT)) @ left)
+            return keep * (x @ starts[:, layer].mT) + m * (x @ momenta[:, layer].mT) + (A * (x @ right.mT)) @ left
 
         y = RMSNorm.apply(multiply(F.silu(multiply(q, 0, u, k)), 1, e, a), c.norm_eps)
         return y.permute(1, 0, 3, 2, 4).reshape(B, T, -1).to(x.dtype), W, S
@@ -630,11 +613,8 @@ def read_pretrained(name, changes):
             name, config=theirs, dtype='auto', output_loading_info=True, trust_remote_code=False)
         if wrong := sorted([*found['missing_keys'], *found['unexpected_keys']]):
             raise ValueError(f'its file of weights has missing or unexpected keys: {", ".join(wrong)}')
-    except ImportError as error:
-        raise ValueError(f'hf:{name} needs the package transformers: pip install transformers') from error
-    except Exception as error:
-        where = '' if Path(name).is_dir() else 'there is no such folder, and not on the hub: '
-        raise ValueError(f'hf:{name}: {where}{(str(error) or repr(error)).splitlines()[0]}') from error
+    except Exception as error:  # of many kinds, also where transformers is not installed
+        raise ValueError(f'hf:{name}: {(str(error) or repr(error)).splitlines()[0]}') from error
     return replace(config, **changes), model.state_dict()
 
 
@@ -657,8 +637,7 @@ def pretrained_shape(c):
 
 @torch.no_grad()
 def copy_pretrained(theirs, model):
-    """Copy their weights into a GPT. The gains of Llama's norms go into the columns of the matrices after them, those
-    of the last norm into the head, which is therefore not tied. Returns the GPT."""
+    """Copy their weights into a GPT. Gains of Llama's norms go into the matrices after them, the last into the head."""
     for name, weight in model.state_dict().items():
         for ours, hf in HF_NAMES.items():
             name = re.sub(ours, hf, name)
@@ -674,11 +653,9 @@ def copy_pretrained(theirs, model):
 
 
 class RMSNorm(torch.autograd.Function):
-    """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps).
-
-    Its gradient dx = r (dy - y mean(dy y)) takes half the passes over the stream of autograd's and keeps only y, which
-    the next matrix product keeps too. With F.rms_norm a step at K = 8 takes 1.05 times as long (12 layers, CPU).
-    """
+    """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps). This gradient, dx = r (dy - y
+    mean(dy y)), takes half the passes over the stream of autograd's and keeps only y, which the next matrix product
+    keeps too. With F.rms_norm a step at K = 8 takes 1.05 times as long (12 layers, on a CPU)."""
 
     @staticmethod
     def forward(ctx, x, eps):
@@ -696,20 +673,19 @@ class RMSNorm(torch.autograd.Function):
         return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
-LOSS_CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
-
-
 class CrossEntropy(torch.autograd.Function):
     """F.cross_entropy(x @ weight.T, targets). x: (N, C) in the compute dtype; weight: (padded vocabulary, C).
 
     The logits are the largest tensor of a small model, so they exist for a chunk of tokens at a time. The gradient is
-    known as soon as the softmax is, and is taken at once, so that nothing is computed twice.
+    taken as soon as the softmax is known, so that nothing is computed twice.
     """
+
+    CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
 
     @staticmethod
     def forward(ctx, x, weight, targets, vocab_size):
         w, dx, dw, loss = weight.to(x.dtype), [], torch.zeros_like(weight), 0.0
-        for x_, targets_ in zip(x.split(LOSS_CHUNK), targets.split(LOSS_CHUNK)):
+        for x_, targets_ in zip(x.split(CrossEntropy.CHUNK), targets.split(CrossEntropy.CHUNK)):
             logits = x_ @ w.T
             logits[:, vocab_size:] = -torch.inf
             log_p = logits.log_softmax(-1, dtype=torch.float32)
@@ -738,13 +714,12 @@ def resolve_device(device='auto', dtype='auto'):
     available = {'cpu': True, 'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available()}
     if not available.get(kind):
         raise ValueError(f'device={device}: must be auto, or one of cpu, cuda and mps that this machine and torch have')
-    if dtype == 'auto':  # bfloat16 where the hardware has instructions for it
-        cpu = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # torch has no public names for these yet
-        if kind == 'cuda':
-            dtype = 'bfloat16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'float16'
-        else:
-            fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in cpu)
-            dtype = 'bfloat16' if fast else 'float32'
+    if dtype == 'auto' and kind == 'cuda':
+        dtype = 'bfloat16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'float16'
+    if dtype == 'auto':
+        instructions = '_is_avx512_bf16_supported', '_is_amx_tile_supported'  # torch has no public names for these yet
+        fast = kind == 'cpu' and any(getattr(torch.cpu, name, bool)() for name in instructions)
+        dtype = 'bfloat16' if fast else 'float32'
     if dtype not in ('float32', 'bfloat16', 'float16'):
         raise ValueError(f'dtype={dtype}: must be auto, float32, bfloat16 or float16')
     return device, getattr(torch, dtype)
@@ -753,10 +728,9 @@ def resolve_device(device='auto', dtype='auto'):
 def keep_freed_memory():
     """Make glibc keep the memory of freed tensors. By default it returns large blocks to the system at once, and the
     next tensor of that size costs a page fault every 4 KB. Does nothing with another C library."""
-    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if sys.platform == 'linux' else None
-    if mallopt:
-        mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+    if sys.platform == 'linux' and hasattr(ctypes.CDLL(None), 'mallopt'):
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: no tensor gets a mapping of its own
+        ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -764,12 +738,9 @@ def keep_freed_memory():
 
 
 def budget(config):
-    """Parameters by component, and training FLOPs per token, as a dict of ints.
-
-    FLOPs are those of forward and backward: 6 for each parameter of a matrix product, the head's included, and what the
-    token mixer says of its own. nanoGPT counts the half of causal attention that is masked too, and so 1.2 times our
-    mfu for standard_113m.
-    """
+    """Parameters by component, and FLOPs of a token, forward and backward, as a dict of ints. FLOPs are 6 for each
+    parameter of an FFN or the head, and what the mixer says. nanoGPT counts the masked half of attention too, which
+    makes its mfu 1.2 times ours for standard_113m."""
     c, widths, mixer, head = config, ffn_widths(config), MIXERS[config.mixer], padded_vocab(config) * config.n_embd
     counts = {'mixer': c.n_layer * mixer.size(c)[0], 'ffn': 3 * c.n_embd * sum(map(sum, widths)),
               'gains': c.n_layer * mixer.size(c)[1]}
@@ -795,11 +766,9 @@ def activations(config):
 
 
 def possible_shapes(settings, same):
-    """Which shapes can I have at the parameters (of mixers and FFNs) or at the FLOPs (a token) of these settings?
-
-    K = 1, 2, 4, 8; d_model from about 0.75 to 2 times its own, in whole heads; d_model / L from 60 to 250. Yields the
-    settings that make each shape, and its GPTConfig. same: 'parameters' or 'flops'. Raises ValueError.
-    """
+    """Which shapes can I have at the same parameters (of mixers and FFNs) or the same flops (a token)? K = 1, 2, 4, 8;
+    d_model from about 0.75 to 2 times the settings', in whole heads; d_model / L from 60 to 250. Yields the settings
+    that make each shape, and its GPTConfig. Raises ValueError."""
     config = shape_of(settings)
     counts, own = budget(config), config.n_embd // config.head_dim
     sizes = {'parameters': {'ffn_width': 0, 'flops_budget': 0, 'param_budget': counts['mixer'] + counts['ffn']},
@@ -842,10 +811,9 @@ def shape_rules(c):
     yield 'n_kv_head', c.mixer != 'titans' or c.n_kv_head == c.n_head, 'must be 0: Titans has a memory for each head'
     normed = c.mixer == 'titans' or c.norm == 'olmo2'
     yield 'qk_norm', not (c.qk_norm and normed), f'must be off: {c.mixer} with norm={c.norm} norms them already'
-    periods = numbers(c.mlp_periods) or [0]
-    whole = min(periods) >= 1 and all(n.denominator == 1 for n in periods)
+    yield 'mlp_periods', re.fullmatch(r'([1-9]\d*(,[1-9]\d*)*)?', c.mlp_periods), "must be like '1,4,16'"
+    yield 'mlp_periods', len(numbers(c.mlp_periods)) in (0, c.n_mlp), f'must be a number for each of {c.n_mlp} MLPs'
     yield 'mlp_periods', not c.mlp_periods or 'hourglass' in c.ffn, 'needs ffn=hourglass or tapered_hourglass'
-    yield 'mlp_periods', not c.mlp_periods or whole and len(periods) == c.n_mlp, f'must be {c.n_mlp} numbers of steps'
     yield 'taper', c.taper in TAPERS or 'tapered' in c.ffn, f'must be one of {", ".join(TAPERS)}, unless ffn=tapered'
     yield 'n_layer', c.n_layer > 1 or 'tapered' not in c.ffn, 'a taper needs at least 2 layers'
     widths = relative_widths(c)
@@ -853,15 +821,10 @@ def shape_rules(c):
     is_1 = abs(sum(widths) - c.n_layer) <= 1e-6 * c.n_layer  # their mean
     yield 'taper', is_1 or c.taper in TAPERS, 'must have the mean 1'
     yield 'taper_start', is_1 or abs(c.taper_start + c.taper_end - 2) < 1e-6, f'must be 2 - {c.taper_end} (taper_end)'
-    yield 'taper', min(widths) > 0, f'leaves a layer nothing, from {c.taper_start} to {c.taper_end}'
+    yield 'taper', min(widths) > 0, 'leaves a layer nothing'
     yield 'ffn_width', c.sized_by, 'state the size: ffn_width, flops_budget or param_budget'
     yield 'ffn_width', c.ffn_width % c.ffn_multiple == 0, f'must be a multiple of ffn_multiple={c.ffn_multiple}'
-    mixers = f'{c.n_layer * MIXERS[c.mixer].size(c)[0]:,} parameters of token mixers'
-    yield c.sized_by, min(map(min, ffn_widths(c))) > 0, f'leaves an MLP no unit of ffn_multiple beside {mixers}'
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The command
+    yield c.sized_by, min(map(min, ffn_widths(c))) > 0, f'leaves some MLP less than ffn_multiple={c.ffn_multiple} units'
 
 
 def shape_table(config):
@@ -869,8 +832,8 @@ def shape_table(config):
     c, widths = config, ffn_widths(config)
     K, layers = len(widths[0]), [sum(row) for row in widths]
     mean = sum(layers) / c.n_layer
-    yield (f'{c.ffn}, {c.mixer}: {c.n_layer} layers, d_model {c.n_embd}, {c.n_head} heads of {c.head_dim} '
-           f'({c.n_kv_head} for keys and values), K = {K}\n')
+    heads = f'{c.n_head} heads of {c.head_dim}, {c.n_kv_head} of keys and values'
+    yield f'{c.ffn}, {c.mixer}: K = {K}, L = {c.n_layer}, d_model = {c.n_embd}, {heads}\n'
     for layer, row in enumerate(widths):
         row_text = f'{row[0]} x {K}' if len(set(row)) == 1 and K > 1 else ' + '.join(map(str, row))
         yield f'  layer {layer:2d}  {"#" * round(48 * sum(row) / max(layers)):48s}  {row_text}'
@@ -898,18 +861,18 @@ def budget_table(config, baseline=None):
 
 def shapes_table(settings, same):
     """What the possible shapes cost in text, sorted by FLOPs, with the flags that make each."""
-    base, names = budget(shape_of(settings)), 'K L d_model heads d_h/d mixer FFN params FLOPs layers cache saved'
-    over_base = 'non_embedding', 'flops_per_token', 'layer_flops'
+    base, columns = budget(shape_of(settings)), 'K L d_model heads d_h/d mixer FFN params FLOPs layers cache saved'
     found = [(budget(config), config, shape) for shape, config in possible_shapes(settings, same)]
-    yield ''.join(f'{name:>8s}' for name in names.split()) + '  flags'
+    yield ''.join(f'{column:>8s}' for column in columns.split()) + '  flags'
     for counts, c, shape in sorted(found, key=lambda row: row[0]['flops_per_token']):
         size, d_h = counts['mixer'] + counts['ffn'], counts['ffn'] / (3 * c.n_embd * c.n_layer * c.n_mlp)
-        shares = f'{d_h / c.n_embd:8.3f}{counts["mixer"] / size:8.1%}{counts["ffn"] / size:8.1%}'
-        ratios = ''.join(f'{counts[name] / base[name]:8.3f}' for name in over_base)
-        cache = 0 if getattr(MIXERS[c.mixer], 'reads_on', False) else 4 * c.n_layer * c.n_kv_head * c.head_dim
+        cells = [c.n_mlp, c.n_layer, c.n_embd, c.n_head, f'{d_h / c.n_embd:.3f}']
+        cells += [f'{counts[name] / size:.1%}' for name in ('mixer', 'ffn')]
+        cells += [f'{counts[name] / base[name]:.3f}' for name in ('non_embedding', 'flops_per_token', 'layer_flops')]
+        reads_on = getattr(MIXERS[c.mixer], 'reads_on', False)  # by a state of fixed size
+        cells += [0 if reads_on else 4 * c.n_layer * c.n_kv_head * c.head_dim, activations(c)]
         flags = ' '.join(f'--{name}={value}' for name, value in shape.items() if value or settings[name])
-        counted = f'{c.n_mlp:8d}{c.n_layer:8d}{c.n_embd:8d}{c.n_head:8d}'
-        yield f'{counted}{shares}{ratios}{cache:8d}{activations(c):8d}  {flags}'
+        yield ''.join(f'{cell:>8}' for cell in cells) + f'  {flags}'
     yield '\nOver those of the config: params (without embeddings), FLOPs (a token), layers (FLOPs without the head).'
     yield 'Bytes a token in bfloat16: cache (keys and values), saved (activations for the backward pass).'
 
@@ -930,9 +893,8 @@ if __name__ == '__main__':
 
     with fail_on(ValueError):
         settings = read_settings()
-        config, files = shape_of(settings), settings['baseline']
-        compared = shape_of(read_settings(files.split(','))) if files else None
-        lines = [*shape_table(config), *budget_table(config, compared)]
-        if settings['shapes']:
-            lines = shapes_table(settings, settings['same'])
+        lines, files = shapes_table(settings, settings['same']), settings['baseline']
+        if not settings['shapes']:
+            compared = shape_of(read_settings(files.split(','))) if files else None
+            lines = [*shape_table(shape_of(settings)), *budget_table(shape_of(settings), compared)]
         show('\n'.join(lines))

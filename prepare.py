@@ -17,7 +17,6 @@ import glob
 import gzip
 import hashlib
 import heapq
-import importlib
 import json
 import os
 import random
@@ -158,11 +157,13 @@ def pieces(text, size=1 << 16):
 
 def read_hf(name):
     """The state of a Tokenizer for a tokenizer.json, in a folder or on the Hugging Face hub."""
+    from tokenizers import Tokenizer as HFTokenizer
     folder = name
     if not os.path.isdir(name):
-        folder = package('huggingface_hub').snapshot_download(name, allow_patterns='tokenizer*.json')
+        from huggingface_hub import snapshot_download
+        folder = snapshot_download(name, allow_patterns='tokenizer*.json')
     spec = Path(folder, 'tokenizer.json').read_text(encoding='utf-8')
-    theirs = package('tokenizers').Tokenizer.from_str(spec)
+    theirs = HFTokenizer.from_str(spec)
     config = Path(folder, 'tokenizer_config.json')
     eos = json.loads(config.read_text(encoding='utf-8')).get('eos_token') if config.exists() else None
     if isinstance(eos, dict):
@@ -178,7 +179,8 @@ def read_hf(name):
 
 def open_hf(state):
     """As open_bpe, by the package tokenizers. Special tokens stand for no bytes."""
-    theirs, spec = package('tokenizers').Tokenizer.from_str(state['hf']), json.loads(state['hf'])
+    from tokenizers import Tokenizer as HFTokenizer
+    theirs, spec = HFTokenizer.from_str(state['hf']), json.loads(state['hf'])
     theirs.no_truncation()
     theirs.no_padding()
     theirs.encode_special_tokens = True  # as plain text
@@ -195,14 +197,6 @@ def open_hf(state):
     return ids, lambda texts: [text.ids for text in theirs.encode_batch(texts, add_special_tokens=False)]
 
 
-def package(name):
-    """An optional package. Ends the program if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        fail(f'{error}: pip install {name.split(".")[0]}')
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Readers of a data set
 
@@ -212,6 +206,8 @@ def read_json(dataset, name, parse):
         return parse(json.loads(path.read_text(encoding='utf-8')))
     except OSError as error:
         fail(f'{path}: {error.strerror}; make it by python prepare.py --dataset={dataset}')
+    except ImportError as error:
+        fail(f'{path}: {error}: pip install it')
     except Exception as error:  # whatever is wrong with it
         fail(f'{path} is damaged ({type(error).__name__}: {error}): remove {DATA / dataset} and prepare it again')
 
@@ -318,7 +314,8 @@ def texts(path, kind, field):
     if kind in ('.json', '.ndjson', '.csv', '.tsv', '.xml', '.html', '.ipynb'):
         raise ValueError(f'{kind} is not read; plain text is: {", ".join(KINDS)}')
     if kind == '.parquet':
-        table = package('pyarrow.parquet').ParquetFile(path)
+        from pyarrow.parquet import ParquetFile
+        table = ParquetFile(path)
         for batch in table.iter_batches(256, columns=[field] if field in table.schema_arrow.names else None):
             yield from (text_of(row, field) for row in batch.to_pylist())
         return
@@ -377,7 +374,8 @@ class Split:
 def train_tokenizer(n_tokens, split):
     """A byte-level BPE of n_tokens, 256 bytes and end-of-text among them, trained on the training part of a split, or
     on a sample of it of some 4 KB for each token."""
-    pattern, words, draw = package('regex').compile(PATTERN), Counter(), random.Random(split.seed)
+    import regex  # which tiktoken brings
+    pattern, words, draw = regex.compile(PATTERN), Counter(), random.Random(split.seed)
     for name, document in tqdm(split, 'counting words', unit='', disable=None):
         if name == 'train' and draw.random() * split.size < 4000 * n_tokens:
             for piece in pieces(document):
@@ -495,30 +493,37 @@ def sha256(path):
     return hashlib.sha256(np.memmap(path, 'u1', 'r') if path.stat().st_size else b'').hexdigest()
 
 
-def take_shards(paths, tokenizer):
-    """What meta.json says of ready-made shards, checked."""
+def take_shards(paths, folder, tokenizer):
+    """Link ready-made shards into a folder, or copy them. Returns what meta.json says of them."""
     counts = {'train': {'tokens': 0}, 'val': {'tokens': 0}}
     for path in paths:
         tokens = open_shard(path)
-        counts[split_of(path)]['tokens'] += len(tokens)
         if len(tokens) and tokens.max() >= tokenizer.vocab_size:
             fail(f'{path} has the id {tokens.max()}, beyond the {tokenizer.vocab_size:,} of {tokenizer.name}: give the '
                  '--tokenizer that made it')
+        counts[split_of(path)]['tokens'] += len(tokens)
+        try:
+            os.link(os.path.realpath(path), folder / path.name)  # a cache has symbolic links
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(path, folder / path.name)
     if not all(count['tokens'] for count in counts.values()):
         fail(f'{paths[0].parent}: some shard for validation must have val in its name, and some other must not')
     return {**counts, 'inputs': {path.name: sha256(path) for path in paths}}
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
 def download_shards(dataset, shards):
-    """Download the val shard and the first train shards (0: all) of a ready-made data set to its folder.
-    huggingface_hub resumes and checks, and skips what is there."""
-    (repository, prefix, most), hub = READY_MADE[dataset], package('huggingface_hub')
-    for name in ['val_000000', *(f'train_{i:06d}' for i in range(1, min(shards or most, most) + 1))]:
-        hub.hf_hub_download(repository, f'{prefix}_{name}.bin', repo_type='dataset', local_dir=DATA / dataset)
+    """The paths of the val shard and the first train shards (0: all), which huggingface_hub keeps in its cache."""
+    from huggingface_hub import hf_hub_download
+    repository, prefix, most = READY_MADE[dataset]
+    names = ['val_000000', *(f'train_{i:06d}' for i in range(1, min(shards or most, most) + 1))]
+    return [Path(hf_hub_download(repository, f'{prefix}_{name}.bin', repo_type='dataset')) for name in names]
 
 
 def download_shakespeare(folder):
-    """Returns the path of the text."""
+    """The path of the text."""
     path = Path(folder, 'shakespeare.txt')
     urllib.request.urlretrieve(SHAKESPEARE, path)
     if sha256(path) != SHAKESPEARE_SHA256:
@@ -526,25 +531,13 @@ def download_shakespeare(folder):
     return path
 
 
-def describe(folder, tokenizer, meta):
-    """Write the small files of a data set: meta.json, which makes it one, last."""
-    meta = {'tokenizer': tokenizer.name, 'vocab_size': tokenizer.vocab_size, **meta}
-    for name, content in (('tokenizer.json', tokenizer.state()), ('meta.json', meta)):
-        (folder / 'part').write_text(json.dumps(content, indent=1), encoding='utf-8')
-        os.replace(folder / 'part', folder / name)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The command
-
 def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, seed=1337, shards=0):
     """Make data/NAME. The arguments are the settings of the command below. Ends the program with one line if it
     cannot; what was there before stays."""
     folder, source = DATA / dataset, Path(input).expanduser()
     name = tokenizer or ('bpe:1024' if dataset == 'stdlib' else 'gpt2')
-    is_trained, bins = name.startswith('bpe:'), []
-    if input and source.is_dir():
-        bins = sorted(source.glob('*.bin'))
+    is_trained = name.startswith('bpe:')
+    bins = sorted(source.glob('*.bin')) if input else []
     if not re.fullmatch(r'[\w-]+', dataset) or (dataset in NAMED) == bool(input):
         fail(f'--dataset={dataset}: must be one of {", ".join(NAMED)}, or another word with --input')
     if is_trained and (bins or not re.fullmatch(r'bpe:\d{1,6}', name) or int(name[4:]) < 257):
@@ -553,45 +546,37 @@ def prepare(dataset, input='', tokenizer='', field='text', val_fraction=0.05, se
         fail(f'--shards is for {", ".join(READY_MADE)}, which have the tokens of --tokenizer=gpt2')
     if not 0 < val_fraction <= 1:
         fail(f'--val_fraction={val_fraction}: must be above 0 and at most 1')
-    if folder.exists() and dataset not in READY_MADE:
+    if folder.exists():
         fail(f'{folder} is there already: remove it, or choose another --dataset')
     tokenizer = None if is_trained else Tokenizer.load(name)
     try:
         DATA.mkdir(exist_ok=True)
-        if dataset in READY_MADE:
-            download_shards(dataset, shards)
-            describe(folder, tokenizer, take_shards(sorted(folder.glob('*.bin')), tokenizer))
-            return report(dataset)
-        # All is written to another folder first: who is killed leaves no half data set.
+        # A folder gets its name when it is whole: a run that is killed leaves no half data set.
         with tempfile.TemporaryDirectory(prefix=f'{dataset}.unfinished-', dir=DATA) as temporary:
             new = Path(temporary, dataset)
             new.mkdir()
             if dataset == 'shakespeare':
                 source = download_shakespeare(temporary)
+            if dataset in READY_MADE:
+                bins = download_shards(dataset, shards)
             if bins:
-                for path in bins:
-                    shutil.copyfile(path, new / path.name)
-                meta = take_shards(bins, tokenizer)
+                meta = take_shards(bins, new, tokenizer)
             else:
                 split = Split(find_inputs(str(source) if source.name else ''), field, val_fraction, seed)
                 tokenizer = tokenizer or train_tokenizer(int(name[4:]), split)
                 meta = {**write_shards(new, split, tokenizer), 'val_fraction': val_fraction, 'seed': seed}
-            describe(new, tokenizer, meta)
+            meta = {'tokenizer': tokenizer.name, 'vocab_size': tokenizer.vocab_size, **meta}
+            (new / 'tokenizer.json').write_text(json.dumps(tokenizer.state()), encoding='utf-8')
+            (new / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')
             try:
                 os.rename(new, folder)
             except OSError as error:  # another process may have made the same meanwhile
-                if not folder.exists() or read_meta(dataset) != json.loads((new / 'meta.json').read_text()):
+                if not folder.exists() or read_meta(dataset) != meta:
                     fail(f'{folder}: {error.strerror}: choose another --dataset')
-    except Exception as error:  # of the disk, the network or the hub
+    except Exception as error:  # of the disk, the network, the hub or a package that is not installed
         fail(f'--dataset={dataset}: {type(error).__name__}: {error}')
-    report(dataset)
-
-
-def report(dataset):
-    meta = read_meta(dataset)
     for split in ('train', 'val'):
-        if meta[split]['tokens']:
-            show(f'{DATA / dataset} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
+        show(f'{folder} {split}: ' + ', '.join(f'{n:,} {what}' for what, n in meta[split].items()))
 
 
 if __name__ == '__main__':

@@ -150,7 +150,7 @@ def language_model(model, tokenizer):
             context loses its beginning, to make room for what is generated, but keeps at least half of block_size."""
             texts = []
             for context, kwargs in tqdm([request.args for request in requests], 'generating', disable=None):
-                how, text = {'top_k': 0, 'top_p': 1.0, **normalize_gen_kwargs(kwargs)}, ''
+                how, text = {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, **normalize_gen_kwargs(kwargs)}, ''
                 n = how['max_gen_toks']
                 tokens = self.tok_encode(context)[-max(block_size - n, block_size // 2):]
                 for new in generate(model, tokenizer, tokens, n, how['temperature'], how['top_k'], how['top_p']):
@@ -166,7 +166,7 @@ def language_model(model, tokenizer):
 def run_tasks(model, tokenizer, step):
     """Write the harness's numbers to tasks.json, or with a limit to tasks-limit-N.json, and print its table."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # the harness's processes, for standard errors, could run this script again
-    with fail_on(Exception, f'--tasks={tasks}, which need lm-evaluation-harness (pip install -U lm-eval), failed'):
+    with fail_on(Exception, f'--tasks={tasks} --tasks_dir={tasks_dir} (which needs pip install -U lm-eval)'):
         import lm_eval.tasks
         manager = lm_eval.tasks.TaskManager(include_path=tasks_dir or None)
         results = lm_eval.simple_evaluate(

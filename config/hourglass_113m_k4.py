@@ -1,5 +1,5 @@
-# An hourglass in the middle of what Liao et al., arXiv 2602.06471 found best at 113M with K = 4: d_h / d_model about 0.4
-# (here 0.46) and d_model / L between 100 and 250 (here 128). The shape is ours. Their own model of 906M has 0.81.
+# An hourglass in the middle of what Liao et al., arXiv 2602.06471 found best at 113M with K = 4: d_h / d_model about
+# 0.4 (here 0.46) and d_model / L between 100 and 250 (here 128). The shape is ours. Their own 906M model has 0.81.
 # 2.26B tokens (20 a parameter), 2.9e18 FLOPs. The recipe is ours, and so is what scales the initial weights down with
 # depth: the authors have init_scaled = False.
 out_dir = 'out-hourglass_113m_k4'

@@ -1,7 +1,7 @@
-# The authors' own 906M hourglass (Liao et al., arXiv 2602.06471, in a later version): d_model 2496, 12 layers, 16 heads of
-# 96, K 4, d_h 2016, so d_h / d_model is 0.81 and attention narrower than the stream. Its mixers and FFNs have 0.293% more
-# parameters than those of standard_906m; hourglass_906m meets them exactly, in a shape of ours.
-# 18.0B tokens (20 a parameter), 1.3e20 FLOPs. The recipe is the authors': 4.2M tokens a step, the warm-up, learning
+# The authors' own 906M hourglass (Liao et al., arXiv 2602.06471, in a later version): d_model 2496, 12 layers, 16 heads
+# of 96, K 4, d_h 2016. So d_h / d_model is 0.81, and attention is narrower than the stream. Mixers and FFNs have 0.293%
+# more parameters than those of standard_906m; hourglass_906m has exactly as many, in a shape of ours.
+# 18.0B tokens (20 a parameter), 1.2e20 FLOPs. The recipe is the authors': 4.2M tokens a step, the warm-up, learning
 # rates, initial weights of 0.02 at every depth, and the base of the rotary embeddings, which they also rescale. Their
 # norms have gains, of queries and keys too, and an eps of 1e-5; ours have no gains, and 1e-6.
 out_dir = 'out-hourglass_906m_authors'

@@ -2,10 +2,11 @@ import re
 
 import pytest
 import torch
+import torch.nn as nn
 
 import model as model_file
 from conftest import ROOT, script
-from model import FFN, GPT, GPTConfig, budget
+from model import FFN, GPT, GPTConfig, Linear, budget
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
@@ -18,8 +19,27 @@ def classes_of_the_readme():
     return scope
 
 
-def test_mixer_of_your_own_works_as_the_readme_says(monkeypatch):
-    Average = classes_of_the_readme()['Average']
+class Average(nn.Module):
+    """The mean of the values of all tokens so far."""
+
+    reads_on = True  # past block_size, by its cache
+    size = staticmethod(lambda config: (2 * config.n_embd**2, 0))  # parameters, and gains
+    flops = staticmethod(lambda config: 6 * 2 * config.n_embd**2)
+
+    def __init__(self, config):
+        super().__init__()
+        self.v_proj = Linear(config.n_embd, config.n_embd)
+        self.o_proj = Linear(config.n_embd, config.n_embd, to_stream=True)
+
+    def forward(self, x, rotary, cache=None):
+        v = self.v_proj(x)
+        if cache is not None:
+            v = cache['v'] = torch.cat((cache.get('v', v[:, :0]), v), dim=1)
+        mean = v.cumsum(1) / torch.arange(1, v.size(1) + 1, device=v.device)[:, None]
+        return self.o_proj(mean[:, -x.size(1):].to(x.dtype))
+
+
+def test_a_mixer_is_a_class_and_a_line_in_a_table(monkeypatch):
     monkeypatch.setitem(model_file.MIXERS, 'average', Average)  # the line in the table
     for ffn in ('standard', 'hourglass', 'tapered', 'tapered_hourglass'):
         config = GPTConfig(vocab_size=64, block_size=8, n_layer=3, n_head=2, n_embd=32, mixer='average', ffn=ffn,

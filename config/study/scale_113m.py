@@ -24,6 +24,10 @@ eval_interval = 432
 eval_tokens = 10485760
 sample_tokens = 0
 
+_learning_rates = [3e-4, 6e-4, 1.2e-3]
+_seeds = 3
+_arms = ['uniform', 'step', 'step_reversed', 'cosine', 'linear', 'cosine_reversed', 'hourglass_k2', 'hourglass_k8',
+         'moved', 'wider', 'tapered_hourglass']
 # What Liao et al. searched: K with attention as it is, then d_h / d_model and d_model / L at K = 4.
 _more_arms = {f'k{_k}': ['--ffn=hourglass', f'--n_mlp={_k}'] for _k in (3, 4, 5, 6, 7, 9, 10)}
 for _ratio, _heads in ((0.75, 21), (0.5, 30), (0.42, 33), (0.25, 39)):

@@ -5,3 +5,4 @@ n_mlp = 4
 head_dim = n_embd // n_head  # noqa: F821
 n_layer = n_layer * 2 // 3  # noqa: F821
 n_embd = n_embd * 3 // 2  # noqa: F821
+init_std = init_std / 1.5**0.5  # noqa: F821 -- init_std**2 * n_embd is that of uniform
