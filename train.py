@@ -220,7 +220,8 @@ if master and not eval_only:
             kept = [line for line in lines if line.endswith(b'}\n') and json.loads(line)['step'] < step]
             os.truncate(metrics, sum(map(len, kept)))
 if master and wandb_log:
-    wandb = prepare.package('wandb')
+    with fail_on(ImportError, 'wandb_log=true needs the package wandb: pip install wandb'):
+        import wandb
     wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
 
 # ----------------------------------------------------------------------------------------------------------------------
