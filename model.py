@@ -64,7 +64,7 @@ class GPTConfig:
     tie_embeddings: bool = True  # the head is the embedding table
     dropout: float = 0.0  # rate for embeddings, attention, and what is added to the stream
     init_std: float = 0.02  # standard deviation of the initial weights
-    init_scaled: bool = True  # divides it by sqrt(number of them) for matrices that write to the stream
+    init_scaled: bool = True  # divides init_std by sqrt(their number) for matrices that write to the stream
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
