@@ -133,7 +133,7 @@ def test_models_that_the_probe_cannot_read(train, run, kind):
 @pytest.mark.parametrize('args, named', [
     ('--out_dir=none', 'none/ckpt.pt'), ('--checkpoint=damaged.pt', 'damaged.pt'), ('--start=FILE:none', 'none'),
     ('--checkpoint=not_finite.pt', 'not_finite.pt'), ('--checkpoint=hf:no/such/folder', 'hf:no/such/folder'),
-    ('--checkpoint=hf:none --probe --dataset=tiny', 'hf:none'), ('--probe --dataset=none', 'data/none'),
+    ('--checkpoint=hf:a/b/c --probe --dataset=tiny', 'hf:a/b/c'), ('--probe --dataset=none', 'data/none'),
     ('--checkpoint=hf:hf --probe', '--dataset'), ('--probe --dataset=other', 'data/other'), ('--top_p=0', 'top_p'),
     ('--probe --probe_tokens=0', 'probe_tokens'), ('--probe --tasks=x', '--tasks'), ('--seed=' + 20 * '9', 'seed'),
     ('--start=FILE:damaged.pt', 'damaged.pt'), ('--temperature=-1', 'temperature'), ('--n_layer=8', 'n_layer'),

@@ -83,8 +83,8 @@ def plain_log_p(model, text):
     for start in range(0, ids.size(1) - 1, T):
         end = min(start + T, ids.size(1) - 1)
         begin = max(0, end - T)  # the last window is as long as the others, and counts only what is new
-        losses = model(ids[:, begin:end], ids[:, begin + 1:end + 1], reduction='none')[1]
-        total -= losses[0, start - begin:].sum().item()
+        log_p = model(ids[:, begin:end])[0].log_softmax(-1).gather(2, ids[:, begin + 1:end + 1, None])
+        total += log_p[0, start - begin:].sum().item()
     return total
 
 
