@@ -68,7 +68,7 @@ def test_budget_is_that_of_the_model_and_of_its_family(path):
 
 def test_any_shape_keeps_the_total_and_falls():
     draw = random.Random(0)
-    for _ in range(300):
+    for _ in range(150):
         multiple, n_layer, n_mlp = draw.choice([1, 8, 16, 64]), draw.randint(2, 48), draw.randint(1, 8)
         start = draw.choice([1.0, 1.1, 1.25, 1.3, 1.5, 1.75])
         shape = dict(n_layer=n_layer, n_head=2, n_embd=64, n_mlp=n_mlp, ffn_multiple=multiple, taper_start=start,
@@ -170,7 +170,7 @@ def test_command_lists_shapes_with_the_flags_that_make_them(run, name, flags, of
         assert abs(counts['flops_per_token'] - base['flops_per_token']) <= 6 * unit or '--same=flops' not in flags
         assert counts['flops_per_token'] >= last
         last, rows[config.n_embd, str(widths)] = counts['flops_per_token'], config
-    for config in list(rows.values())[::20]:
+    for config in list(rows.values())[::40]:
         assert parameters(config).items() <= budget(config).items()
     for paper in [read_config(f'config/{name}.py') for name in of_the_paper]:
         assert (paper.n_embd, str(ffn_widths(paper))) in rows
@@ -344,7 +344,7 @@ def test_hourglass_is_a_stack_of_residual_mlps():
 def test_activations_are_what_the_compiled_model_keeps(change):
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
-    kept, config = [], GPTConfig(**{**TINY, 'block_size': 128, 'n_embd': 64, 'ffn_width': 160, **change})
+    kept, config = [], GPTConfig(**{**TINY, 'n_layer': 2, 'block_size': 128, 'n_embd': 64, 'ffn_width': 160, **change})
 
     def run(graph, inputs):
         outputs = [node for node in graph.graph.output_node().args[0] if node and node.op != 'placeholder']
