@@ -48,15 +48,15 @@ class GPTConfig:
     memory_chunk: int = 64  # tokens for which Titans' memory takes its gradients at one set of weights
     norm: str = 'pre'  # pre: x + f(norm(x)); olmo2: x + norm(f(x)) with gains, and queries and keys are normed too
     ffn: str = 'standard'  # standard, hourglass, tapered or tapered_hourglass
-    ffn_width: int = 0  # hidden units of a layer, the mean over the depth; wins over both budgets; 0: what meets them
+    ffn_width: int = 0  # hidden units of a layer, the mean over the depth; wins over both budgets; 0: by a budget
     flops_budget: int = 0  # FLOPs a token, forward and backward, head included; wins over param_budget; 0: none
     param_budget: int = 0  # parameters of token mixers and FFNs together; 0: none
     ffn_multiple: int = 16  # the width of every MLP is a multiple of this
     n_mlp: int = 4  # K, the number of MLPs in every FFN of an hourglass
     mlp_periods: str = ''  # Hope: '1,4,16' updates the MLPs of an FFN every 1, 4 and 16 steps; empty: every step
     taper: str = 'cosine'  # cosine, linear, sigmoid, step, or each layer's width over the mean: '1.5,1.5,0.5,0.5'
-    taper_start: float = 1.5  # first layer's width over the mean; approximate if the curve's own mean is not 1/2
-    taper_end: float = 0.5  # last layer's width over the mean; approximate in the same case
+    taper_start: float = 1.5  # first layer's width over the mean, given that the mean of the taper's curve is 1/2
+    taper_end: float = 0.5  # last layer's width over the mean, under the same condition
     norm_eps: float = 1e-6  # what RMSNorm adds to the mean square
     rope_theta: float = 10000.0  # base of the rotary embeddings' wavelengths
     rope_scaling: str = ''  # Llama 3's 'factor,low,high,context' of rotary_table, like '8,1,4,8192'; empty: none
@@ -673,19 +673,19 @@ class RMSNorm(torch.autograd.Function):
         return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
+LOSS_CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
+
+
 class CrossEntropy(torch.autograd.Function):
     """F.cross_entropy(x @ weight.T, targets). x: (N, C) in the compute dtype; weight: (padded vocabulary, C).
 
     The logits are the largest tensor of a small model, so they exist for a chunk of tokens at a time. The gradient is
-    taken as soon as the softmax is known, so that nothing is computed twice.
-    """
-
-    CHUNK = 4096 if torch.cuda.is_available() else 1024  # tokens: more keep a GPU busier and fill a CPU's memory
+    taken as soon as the softmax is known: nothing is computed twice."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, vocab_size):
         w, dx, dw, loss = weight.to(x.dtype), [], torch.zeros_like(weight), 0.0
-        for x_, targets_ in zip(x.split(CrossEntropy.CHUNK), targets.split(CrossEntropy.CHUNK)):
+        for x_, targets_ in zip(x.split(LOSS_CHUNK), targets.split(LOSS_CHUNK)):
             logits = x_ @ w.T
             logits[:, vocab_size:] = -torch.inf
             log_p = logits.log_softmax(-1, dtype=torch.float32)

@@ -279,7 +279,9 @@ def find_inputs(pattern):
         if len(paths) < len(found):
             show(f'{pattern}: reads {len(paths)} of {len(found)} files, those that are {", ".join(KINDS)}')
     else:
-        paths = [Path(path) for path in glob.glob(pattern, recursive=True) or [pattern] if os.path.isfile(path)]
+        found = sorted(glob.glob(pattern, recursive=True) or [pattern], key=len, reverse=True)
+        files = {os.path.realpath(path): Path(path) for path in found if os.path.isfile(path)}
+        paths = list(files.values())  # each file once, by its shortest name: symbolic links can loop
     if not paths:
         fail(f'--input={pattern}: no such file, nor a folder with {", ".join(KINDS)} files')
     shared = os.path.commonpath([path.parent for path in paths])
@@ -320,10 +322,12 @@ def texts(path, kind, field):
             yield from (text_of(row, field) for row in batch.to_pylist())
         return
     opener = gzip.open if path.suffix.lower() == '.gz' else open
+    if kind == '.jsonl':
+        with opener(path, 'rb') as file:  # json decodes each line, and drops a byte order mark
+            yield from (text_of(json.loads(line), field) if line.strip() else '' for line in file)
+        return
     with opener(path, 'rt', encoding='utf-8-sig', newline='\n') as file:  # drops a byte order mark
         try:
-            if kind == '.jsonl':
-                yield from (text_of(json.loads(line), field) if line.strip() else '' for line in file)
             while part := file.read(DOCUMENT_SIZE) + file.readline(DOCUMENT_SIZE):
                 if '\0' in part and kind != '.txt':
                     raise ValueError('no text: it has NUL bytes')

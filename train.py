@@ -96,6 +96,7 @@ def sum_over_processes(*values):
 # ----------------------------------------------------------------------------------------------------------------------
 # The settings: those of the command line and of what the run starts from
 
+# What may be changed when a run is resumed
 FREE = {'out_dir', 'init_from', 'max_iters', 'eval_interval', 'eval_tokens', 'eval_datasets', 'eval_only',
         'log_interval', 'sample_tokens', 'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile'}
 latest, best = Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')
@@ -188,8 +189,7 @@ if resuming:
                 state.load_state_dict(checkpoint[name])
         ahead = {name: weight.to(device) for name, weight in checkpoint['ahead'].items()}
         step, best_val_loss = int(checkpoint['iter_num']), float(checkpoint['best_val_loss'])
-checkpoint = None  # frees its memory
-
+checkpoint = pretrained = None  # frees their memory
 keep_freed_memory()
 torch.set_float32_matmul_precision('high')  # TF32, where float32 is asked for
 model, hidden = raw_model, eval_model.hidden
@@ -215,13 +215,13 @@ metrics = Path(out_dir, 'metrics.jsonl')
 if master and not eval_only:
     with fail_on((OSError, ValueError, KeyError), unwritable):
         Path(out_dir).mkdir(parents=True, exist_ok=True)
-        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-        # Keep what comes before the checkpoint. A run that was killed leaves half a line.
-        kept = [line for line in lines if line.endswith(b'}\n') and json.loads(line)['step'] < step]
-        if lines:
+        if metrics.exists():  # drop what will be written again, and the half line of a run that was killed
+            lines = metrics.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith(b'}\n') and json.loads(line)['step'] < step]
             os.truncate(metrics, sum(map(len, kept)))
 if master and wandb_log:
-    wandb = prepare.package('wandb')
+    with fail_on(ImportError, 'wandb_log=true needs the package wandb: pip install wandb'):
+        import wandb
     wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
 
 # ----------------------------------------------------------------------------------------------------------------------

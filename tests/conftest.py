@@ -51,7 +51,6 @@ def start_script(name, *args, printed='printed', **environment):
 
 
 def start_ranks(n, name, *args):
-    """Start a script in n processes as torchrun does."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         shared = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free.getsockname()[1]))

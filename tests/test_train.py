@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import prepare
 from conftest import ROOT, TINY_RUN, make_data, pretrained_with_data, script, start_script, torchrun
-from model import GPT, GPTConfig, budget
+from model import GPT, GPTConfig
 
 
 def metrics(out_dir='out'):
@@ -31,6 +31,10 @@ def load(out_dir='out', name='ckpt.pt'):
     return torch.load(Path(out_dir, name), weights_only=True)
 
 
+def files(folder, pattern='*'):
+    return {path: path.read_bytes() for path in Path(folder).rglob(pattern) if path.is_file()}
+
+
 def same_weights(a, b):
     return a['iter_num'] == b['iter_num'] and all(torch.equal(w, b['model'][name]) for name, w in a['model'].items())
 
@@ -39,19 +43,16 @@ def same_weights(a, b):
 
 
 def test_a_run_learns_and_leaves_checkpoints_and_metrics(train):
-    run = train('--max_iters=40', '--eval_interval=20', '--log_interval=10', '--learning_rate=0.01')
+    train('--max_iters=40', '--eval_interval=20', '--log_interval=10', '--learning_rate=0.01')
     lines = metrics()
-    assert [line['step'] for line in lines] == [0, 0, 10, 20, 20, 30, 40]
-    assert [line['step'] for line in lines if 'val_loss' in line] == [0, 20, 40]
+    assert [(line['step'], 'val_loss' in line) for line in lines] == [
+        (0, True), (0, False), (10, False), (20, True), (20, False), (30, False), (40, True)]
     assert lines[-1]['val_loss'] < lines[0]['val_loss'] - 1
     assert set(lines[1]) == {'step', 'tokens', 'loss', 'lr', 'grad_norm'} and lines[2]['tokens'] == 11 * 2 * 4 * 16
     saved = load()
-    assert {'model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config', 'tokenizer'} <= set(saved)
     assert saved['iter_num'] == 40 and saved['best_val_loss'] == min(line.get('val_loss', 9) for line in lines)
     assert sorted(path.name for path in Path('out').iterdir()) == ['ckpt.pt', 'ckpt_best.pt', 'metrics.jsonl']
-    model = GPT(GPTConfig(**saved['model_args']))
-    model.load_state_dict(saved['model'])
-    assert set(saved['model']) == set(run['raw_model'].state_dict())
+    GPT(GPTConfig(**saved['model_args'])).load_state_dict(saved['model'])
 
 
 def test_a_setting_has_one_value(train):
@@ -135,17 +136,12 @@ def test_every_window_is_seen_once_an_epoch_in_a_seeded_order(train):
 
 
 def plain_scores(model, data, n):
-    """Loss, perplexity and bits per byte of the first n targets, token by token."""
-    nats, nats_of_bytes, n_bytes = 0.0, 0.0, 0
-    for start in range(0, n, 16):
-        window = torch.from_numpy(data.window(start, min(16, n - start) + 1))
-        log_p = model(window[None, :-1])[0][0].double().log_softmax(-1)
-        for t, target in enumerate(window[1:].tolist()):
-            nats -= log_p[t, target].item()
-            if target < 256:  # end-of-text stands for no byte
-                nats_of_bytes -= log_p[t, target].item()
-                n_bytes += 1
-    return nats / n, math.exp(nats / n), nats_of_bytes / n_bytes / math.log(2)
+    """Loss, perplexity and bits per byte of the first n targets, window by window."""
+    windows = [torch.from_numpy(data.window(start, min(16, n - start) + 1)) for start in range(0, n, 16)]
+    losses = torch.cat([F.cross_entropy(model(window[None, :-1])[0][0].double(), window[1:], reduction='none')
+                        for window in windows])
+    bits = losses / math.log(2) * (torch.cat([window[1:] for window in windows]) < 256)  # end-of-text has no bytes
+    return losses.mean().item(), losses.mean().exp().item(), bits.sum().item() / bits.count_nonzero().item()
 
 
 @pytest.mark.parametrize('eval_tokens', [0, 200])
@@ -159,7 +155,7 @@ def test_evaluation_is_an_exact_sum(train, eval_tokens):
 
 def test_a_checkpoint_is_evaluated_by_any_number_of_processes(train, run):
     train('--max_iters=4', '--gradient_accumulation_steps=1')  # which two processes can evaluate but not go on with
-    before = {path: path.read_bytes() for path in Path('out').iterdir()}
+    before = files('out')
     prepare.prepare('other', input='texts', tokenizer='bytes', val_fraction=1.0, seed=1)
     command = 'train.py', '--eval_only=true', '--eval_datasets=other', '--eval_tokens=200'
     scores = [run(*command, f'--init_from={init_from}', processes=processes).stdout.splitlines()[-2:]
@@ -167,7 +163,7 @@ def test_a_checkpoint_is_evaluated_by_any_number_of_processes(train, run):
     tiny, other = ([line.split(': ')[1] for line in lines] for lines in zip(*scores))
     assert set(tiny) == {tiny[0]} and set(other) == {other[0]} and tiny[0] != other[0]
     assert f'val loss {metrics()[-1]["val_loss"]:.4f}, perplexity {metrics()[-1]["val_ppl"]:.3f}, ' in tiny[0]
-    assert {path: path.read_bytes() for path in Path('out').iterdir()} == before
+    assert files('out') == before
 
 
 def test_two_processes_equal_one(train, run):
@@ -242,7 +238,7 @@ def test_interrupt_while_torch_is_imported_is_quiet(run, tmp_path):
     assert done.stdout == done.stderr == ''
 
 
-def test_more_steps_do_not_move_the_schedule(train):
+def test_a_longer_run_keeps_its_schedule(train):
     train('--max_iters=6', '--lr_decay_iters=0', '--min_lr=0.0001')
     Path('out/metrics.jsonl').unlink()  # a checkpoint is enough
     train('--init_from=resume', '--lr_decay_iters=0', '--max_iters=8')
@@ -257,8 +253,8 @@ def test_a_new_run_starts_from_the_weights_of_a_checkpoint(train, monkeypatch):
     new = '--init_from=out/ckpt.pt', '--learning_rate=0.001', '--eval_tokens=200'
     train(*new, '--out_dir=new', '--max_iters=5', '--dropout=0.1')
     scores = [line['val_loss'] for line in metrics('new') if 'val_loss' in line]
-    assert scores[0] == metrics()[-1]['val_loss'] > scores[1]
     saved = load('new')
+    assert scores[0] == metrics()[-1]['val_loss'] > scores[1]
     assert saved['model_args'] == {**load()['model_args'], 'dropout': 0.1} and saved['config']['dataset'] == 'tiny'
     assert saved['iter_num'] == 5 and all(state['step'] == 5 for state in saved['optimizer']['state'].values())
     train(*new, '--out_dir=other', '--dataset=other', '--max_iters=1')
@@ -279,7 +275,6 @@ def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, mixer, ffn
     assert same_weights(load(), load('whole'))
     saved = load()
     model = GPT(GPTConfig(**saved['model_args']))
-    assert any(not torch.equal(weight, saved['model'][name]) for name, weight in model.state_dict().items())
     model.load_state_dict(saved['model'])
     prompt = torch.tensor([[1, 2, 3]])
     expected = prompt
@@ -287,10 +282,6 @@ def test_every_mixer_ffn_and_norm_trains_resumes_and_generates(train, mixer, ffn
         expected = torch.cat((expected, model(expected)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
     assert torch.equal(model.generate(prompt, 10, temperature=0.0), expected)
     assert model.generate(prompt, 20).shape == (1, 23)  # past block_size
-    twin = GPTConfig(**{**saved['model_args'], 'ffn': 'standard', 'norm': 'pre'})
-    ours, theirs = budget(model.config), budget(twin)
-    assert ours['mixer'] == theirs['mixer'] and ours['ffn'] == theirs['ffn']
-    assert ours['total'] == sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.parametrize('kind', ['Llama', 'Olmo2'])
@@ -304,13 +295,10 @@ def test_pretrained_model_is_trained_on_and_resumed(train, kind):
     expected = F.cross_entropy(logits.flatten(0, 1), tokens[0, 1:]).item()
     train(*start, '--out_dir=initial', '--max_iters=0', '--eval_tokens=112')
     assert metrics('initial')[0]['val_loss'] == pytest.approx(expected, abs=1e-4)
-    losses = [line['val_loss'] for line in metrics('whole') if 'val_loss' in line]
-    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+    assert metrics('whole')[-1]['val_loss'] < expected - 0.1
     train(*start, '--max_iters=5', '--dropout=0.1')
     train('--init_from=resume', '--dataset=hf')
     assert same_weights(load(), load('whole'))
-    shape = load()['model_args']
-    assert (shape['n_kv_head'], shape['block_size'], shape['dropout']) == (2, 16, 0.1)
     for flag, named in (('--n_layer=3', 'n_layer'), ('--block_size=65', 'block_size'), ('--dataset=tiny', 'data/tiny')):
         with pytest.raises(SystemExit, match=f'^[^\n]*{named}[^\n]*$'):
             train(*start, '--out_dir=x', flag)
@@ -343,19 +331,10 @@ def test_slow_mlps_change_by_the_sum_of_the_updates_of_their_period(train):
             if step % period == period - 1:
                 weight.data.copy_(made.data)
     saved, made = load(), dict(fast.named_parameters())
-    assert set(saved['ahead']) == {name for name in made if '.mlps.1.' in name or '.mlps.2.' in name}
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, saved['model'][name], atol=1e-6, rtol=1e-5)
-        if name in saved['ahead']:
+        if '.mlps.1.' in name or '.mlps.2.' in name:
             torch.testing.assert_close(made[name], saved['ahead'][name], atol=1e-6, rtol=1e-5)
-
-
-def test_periods_of_one_change_nothing(train):
-    train(*HOPE, '--out_dir=plain')
-    train(*HOPE, '--mlp_periods=1,1,1')
-    assert same_weights(load(), load('plain'))
-    train(*HOPE, PERIODS, '--out_dir=slow')
-    assert not same_weights(load('slow'), load())
 
 
 def test_slow_mlps_resume_between_updates_and_are_the_same_in_two_processes(train, run):
@@ -378,8 +357,7 @@ def test_float16_learns_as_float32(train):
     train('--dtype=float16', '--weight_decay=0.3', '--grad_clip=0.5')
     for exact, line in zip(metrics('float32'), metrics(), strict=True):
         assert line == pytest.approx(exact, rel=2e-3)
-    assert load()['scaler']['scale'] == 2**16
-    assert all(weight.dtype == torch.float32 for weight in load()['model'].values())
+    assert load()['scaler']['scale'] == 2**16 and load()['model']['embedding.weight'].dtype == torch.float32
 
 
 def test_a_step_that_overflows_float16_is_skipped(train, monkeypatch):
@@ -387,8 +365,7 @@ def test_a_step_that_overflows_float16_is_skipped(train, monkeypatch):
     train('--dtype=float16')
     lines, saved = [line for line in metrics() if 'loss' in line], load()
     skipped = [line['grad_norm'] for line in lines].count(None)
-    assert 2 < skipped < 9 and all(line['grad_norm'] > 0 for line in lines[skipped:])
-    assert saved['scaler']['scale'] == 2**(26 - skipped)
+    assert 2 < skipped < 9 and saved['scaler']['scale'] == 2**(26 - skipped)
     assert all(state['step'] == 12 - skipped for state in saved['optimizer']['state'].values())
 
 
@@ -409,16 +386,8 @@ def trained(tmp_path_factory):
     return folder
 
 
-def change(path, **changes):
-    """Change entries of a checkpoint or of a JSON file."""
-    if path.endswith('.pt'):
-        torch.save({**torch.load(path), **changes}, path)
-    else:
-        Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), **changes}))
-
-
-def infinite(weights):
-    return {name: weight / 0 for name, weight in weights.items()}
+def change(**changes):
+    torch.save({**load(), **changes}, 'out/ckpt.pt')
 
 
 def break_data():
@@ -431,17 +400,15 @@ def break_data():
 NEW, RESUME, FINETUNE = '--out_dir=new', '--init_from=resume', '--init_from=out/ckpt.pt'
 WRONG = [([NEW, f'--{flag}'], flag, None) for flag in (
     'batch_size=0', 'eval_tokens=-1', 'grad_clip=-1.0', 'beta1=1.0', 'seed=-1', f'seed={2**63}', 'n_head=5',
-    'vocab_size=100', 'device=cpu:x', 'device=tpu', 'device=mps', 'dtype=float8', 'block_size=100000', 'init_from=best',
-    'init_from=x.pt', 'init_from=hf:nothing')]
+    'vocab_size=100', 'learning_rates=1', 'device=cpu:x', 'device=tpu', 'device=mps', 'dtype=float8', 'init_from=x.pt',
+    'block_size=100000', 'init_from=best')]
 CP_BEST = 'cp out/ckpt_best.pt out/ckpt.pt'  # what to type if ckpt.pt is damaged
 
 
 @pytest.mark.parametrize('args, named, damage', WRONG + [
-    ([NEW, '--learning_rates=1'], 'learning_rate', None),
     ([NEW, '--dataset=nothing'], 'data/nothing', None),
     ([NEW, '--eval_datasets=ranks'], 'data/ranks', None),
     (['--out_dir=bytes.bpe'], 'bytes.bpe', None),
-    (['--out_dir=bytes.bpe/sub'], 'bytes.bpe/sub', None),
     ([], 'out', None),
     ([], 'out', lambda: os.remove('out/ckpt.pt')),
     (['--eval_only=true'], 'out', None),
@@ -449,20 +416,19 @@ CP_BEST = 'cp out/ckpt_best.pt out/ckpt.pt'  # what to type if ckpt.pt is damage
     ([RESUME, '--learning_rate=1e-4'], FINETUNE, None),
     ([RESUME, '--n_layer=3', '--seed=2'], 'n_layer was 2 and is 3, seed was 1337 and is 2', None),
     ([RESUME, '--dataset=other'], FINETUNE, None),
-    ([RESUME], 'data/tiny', lambda: change('data/tiny/meta.json', seed=3)),
+    ([RESUME], 'data/tiny', lambda: shutil.copy('data/other/meta.json', 'data/tiny/meta.json')),
     ([FINETUNE], 'out', None),
     ([FINETUNE, NEW, '--n_layer=3'], 'n_layer', None),
     ([FINETUNE, NEW, '--dataset=ranks'], 'data/ranks', None),
-    ([RESUME], CP_BEST, lambda: Path('out/ckpt.pt').write_bytes(b'')),
     ([RESUME], CP_BEST, lambda: os.truncate('out/ckpt.pt', 3000)),
     ([RESUME], CP_BEST, lambda: os.remove('out/ckpt.pt')),
-    ([RESUME], 'out/ckpt.pt', lambda: torch.save({'model': {}, 'iter_num': 3}, 'out/ckpt.pt')),
-    ([RESUME], 'out/ckpt.pt', lambda: change('out/ckpt.pt', model={})),
-    ([RESUME], 'out/ckpt.pt', lambda: change('out/ckpt.pt', optimizer={})),
-    ([RESUME], 'out/ckpt.pt', lambda: change('out/ckpt.pt', config='x')),
-    ([RESUME], 'out/ckpt.pt', lambda: change('out/ckpt.pt', iter_num=None)),
-    ([RESUME], 'beta1=2.0', lambda: change('out/ckpt.pt', config={**load()['config'], 'beta1': 2.0})),
-    ([RESUME, '--eval_only=true'], 'step 4', lambda: change('out/ckpt.pt', model=infinite(load()['model']))),
+    ([RESUME], 'out/ckpt.pt', lambda: change(model={})),
+    ([RESUME], 'out/ckpt.pt', lambda: change(optimizer={})),
+    ([RESUME], 'out/ckpt.pt', lambda: change(config='x')),
+    ([RESUME], 'out/ckpt.pt', lambda: change(iter_num=None)),
+    ([RESUME], 'beta1=2.0', lambda: change(config={**load()['config'], 'beta1': 2.0})),
+    ([RESUME, '--eval_only=true'], 'step 4', lambda: change(
+        model={name: weight / 0 for name, weight in load()['model'].items()})),
     ([NEW, '--max_iters=200', '--eval_interval=1000'], '60000', break_data),
     ([NEW], 'data/tiny/meta.json', lambda: Path('data/tiny/meta.json').write_bytes(b'{')),
     ([NEW], 'data/tiny/tokenizer.json', lambda: Path('data/tiny/tokenizer.json').write_bytes(b'{}')),
@@ -473,16 +439,15 @@ def test_what_is_wrong_is_one_line_and_nothing_is_lost(trained, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     if damage:
         damage()
-    before = {path: path.read_bytes() for path in Path().rglob('*') if path.is_file()}
+    before = files('.')
     with pytest.raises(SystemExit) as left:
         script('train.py', *TINY_RUN, *args)
     assert named in left.value.code and '\n' not in left.value.code
-    assert {path: path.read_bytes() for path in before} == before
+    assert files('.') == {**files('.'), **before}
 
 
 def one_line_of(done, named):
-    said = [line for line in done.stderr.splitlines() if named in line]
-    assert len(said) == 1, done.stderr
+    assert sum(named in line for line in done.stderr.splitlines()) == 1, done.stderr
     assert 'train.py", line' not in done.stderr and 'Warning' not in done.stderr  # no traceback of ours
 
 
@@ -497,29 +462,24 @@ def test_failures_under_torchrun_are_one_message_and_no_hang(run, tmp_path, monk
     one_line_of(run('train.py', *TINY_RUN, status=1), 'WORLD_SIZE=2')
 
 
-@pytest.mark.parametrize('processes', [0, 2])
-def test_full_disk_leaves_the_last_checkpoint_whole(train, run, processes):
+def test_full_disk_leaves_the_last_checkpoint_whole(train, run):
     resource = pytest.importorskip('resource')
     train('--max_iters=4')
-    before = {path: path.read_bytes() for path in Path('out').glob('*.pt')}
+    before = files('out', '*.pt')
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40 * 1024, limits[1]))
     try:
-        done = run('train.py', *TINY_RUN, '--init_from=resume', '--max_iters=9', '--eval_interval=3',
-                   processes=processes, alone=processes > 0, status=1)
+        done = run('train.py', *TINY_RUN, '--init_from=resume', '--max_iters=9', '--eval_interval=3', status=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     one_line_of(done, 'out cannot be written')
-    assert {path: path.read_bytes() for path in Path('out').glob('*.pt')} == before
+    assert files('out', '*.pt') == before
 
 
-@pytest.mark.skipif(sys.platform == 'win32', reason='a pipe of bash')
 def test_closed_output_does_not_end_the_run(train, monkeypatch):
     command = f'{sys.executable} {ROOT}/train.py {" ".join(TINY_RUN)} | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stderr == '' and load()['iter_num'] == 12
-    monkeypatch.setattr(sys, 'stderr', None)
-    train('--max_iters=1', '--out_dir=closed')
 
 
 def test_a_run_without_a_finite_gradient_ends(train, monkeypatch):
