@@ -32,6 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import prepare  # noqa: E402
 from model import GPT, GPTConfig, activations, budget, ffn_widths  # noqa: E402
@@ -40,14 +42,14 @@ LANES = [  # {part: seconds it may take}; lanes run side by side where the GPU h
     {'cpu': 90, 'compiled': 150, 'float16': 60, 'resumed': 60, 'two_gpus': 90},
     {'full_size tapered_440m': 120, 'full_size standard_1300m': 180},
     {'full_size titans_760m': 150, 'full_size hourglass_113m': 90, 'full_size hourglass_113m_k8': 120}]
-TIMED = {'full_size standard_113m': 90, 'micro_steps': 150, 'generation': 60}  # after them, alone
+TIMED = {'full_size standard_113m': 90, 'micro_steps': 150, 'attention': 30, 'generation': 60}  # after them, alone
 DEADLINE = 465  # seconds for all
 PARTS = [part for lane in [*LANES, TIMED] for part in lane]
 
 # Milliseconds and GiB of a compiled micro-step of 8 x 4096 tokens on an H100, worked out without one: matrix products
 # at 650 TFLOP/s, attention at 310, all else at 2.8 TB/s; and what torch 2.13's compiler keeps for the backward pass.
-WORKED_OUT = {'standard_113m': ('about 95', 'over 12.3'), 'hourglass_113m': ('about 112', 'over 9.2'),
-              'hourglass_113m_k8': ('about 109', 'over 16.2'), 'Llama': ('', '')}
+WORKED_OUT = {'standard_113m': ('about 93', 'over 12.2'), 'hourglass_113m': ('about 108', 'over 9.2'),
+              'hourglass_113m_k8': ('about 108', 'over 16.3'), 'Llama': ('', '')}
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument('--tiny', action='store_true', help='tiny models on a CPU')
@@ -147,7 +149,8 @@ def cpu():
 
 
 def compiled():
-    """Compiled losses are the eager ones, but for bfloat16's rounding, and nothing is compiled after two steps."""
+    """Compiled losses are the eager ones, but for bfloat16's rounding. The model is one graph, except for the memory of
+    Titans, and nothing is compiled after two steps."""
     from torch._dynamo.utils import counters
     if TINY:  # compiling for a CPU takes a minute
         torch.compile = functools.partial(torch.compile, backend='aot_eager')
@@ -155,15 +158,17 @@ def compiled():
     def compile_and_count(**settings):
         torch._dynamo.reset()
         counters.clear()
-        return losses(**settings, compile=True, eval_interval=2), counters['stats']['unique_graphs']
+        found = losses(**settings, compile=True, eval_interval=2)
+        return found, counters['stats']['unique_graphs'], sum(counters['graph_break'].values())
 
     kinds = {'tapered hourglass': dict(ffn='tapered_hourglass', n_mlp=2), 'Titans': dict(mixer='titans')}
     for kind, shape in kinds.items():
         exact, eager = losses(**shape), losses(**shape, dtype='bfloat16')
-        here, graphs = compile_and_count(**shape, dtype='bfloat16')
-        _, first = compile_and_count(**shape, dtype='bfloat16', max_iters=2)
+        here, graphs, breaks = compile_and_count(**shape, dtype='bfloat16')
+        _, first, _ = compile_and_count(**shape, dtype='bfloat16', max_iters=2)
         row(f'{kind}: losses in bfloat16, compiled against eager', difference(here, eager),
             f'<= {2 * difference(eager, exact):.2g}')
+        row(f'{kind}: graph breaks', breaks, '' if kind == 'Titans' else '<= 0')
         row(f'{kind}: graphs compiled in two steps and two evaluations', first)
         row(f'{kind}: graphs compiled later', graphs - first, '<= 0')
 
@@ -250,6 +255,21 @@ def micro_steps():
         spent = f'self_{"cpu" if TINY else "device"}_time_total'  # microseconds
         for event in sorted(profiler.key_averages(), key=lambda event: -getattr(event, spent))[:8]:
             row(f'{name}: milliseconds of {event.count} x {event.key}', getattr(event, spent) / 1e3)
+
+
+def attention():
+    """Forward and backward passes of causal attention as in standard_113m, by the kernels that torch can choose."""
+    shape = (1, 2, 32, 16) if TINY else (8, 12, 4096, 64)
+    q, k, v = (torch.randn(shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+    def call(kernel):
+        with sdpa_kernel(kernel):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    kernels = [SDPBackend.FLASH_ATTENTION] if TINY else [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    seconds = medians({kernel.name: functools.partial(call, kernel) for kernel in kernels})
+    for name in seconds:
+        row(f'attention of a layer, {name}: milliseconds', 1e3 * seconds[name], '' if TINY else 'about 2.3')
 
 
 def generation():
