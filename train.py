@@ -103,8 +103,9 @@ latest, best = Path(out_dir, 'ckpt.pt'), Path(out_dir, 'ckpt_best.pt')
 resuming = init_from == 'resume' or (init_from == 'auto' and latest.exists())
 source, checkpoint = str(latest) if resuming else init_from, None
 advice = f'; a new run from its weights has --init_from={source} and another --out_dir' if resuming else ''
-config.given |= {'out_dir', 'init_from', 'eval_only', 'device', 'compile'}  # none of them is a checkpoint's
-config.given -= {name for name in ('vocab_size', 'n_kv_head', 'head_dim', 'lr_decay_iters') if config[name] == 0}
+config.given |= {'out_dir', 'init_from', 'eval_only', 'device', 'compile'}  # never from a checkpoint
+zero_is_default = 'vocab_size', 'n_kv_head', 'head_dim', 'lr_decay_iters'
+config.given -= {name for name in zero_is_default if config[name] == 0}
 hint = f' (to resume from the best one: cp {best} {latest})' if resuming and best.exists() else ''
 with fail_on(Exception, f'init_from={source} cannot be used{hint}'):
     if source.startswith('hf:'):
@@ -293,12 +294,13 @@ def evaluate(data):
             sums += losses.sum(), losses[bytes_of > 0].sum(), bytes_of.sum()
     eval_model.train()
     nats, nats_of_bytes, n_bytes = sum_over_processes(*sums)
-    loss, bits_per_byte = nats / n_targets, nats_of_bytes / max(1, n_bytes) / math.log(2)
-    if not math.isfinite(loss):
-        fail(f'step {step}: the loss on {data.name} is {loss}: try a lower --learning_rate; what is saved is as it was')
-    perplexity = math.exp(min(loss, 700))
-    say(f'step {step}: {data.name} loss {loss:.4f}, perplexity {perplexity:.3f}, {bits_per_byte:.4f} bits per byte')
-    return {'val_loss': loss, 'val_ppl': perplexity, 'val_bpb': bits_per_byte}
+    scores = {'val_loss': nats / n_targets, 'val_ppl': math.exp(min(nats / n_targets, 700)),
+              'val_bpb': nats_of_bytes / max(1, n_bytes) / math.log(2)}
+    if not math.isfinite(scores['val_loss']):
+        fail(f'step {step}: the loss on {data.name} is {scores["val_loss"]}: try a lower --learning_rate; the '
+             'checkpoints are as they were')
+    say(f'step {step}: {data.name}, ' + ', '.join(f'{name} {score:.4f}' for name, score in scores.items()))
+    return scores
 
 
 def save(is_best=False):
@@ -341,7 +343,8 @@ while True:
         scores = {name + suffix: score for suffix, data in eval_data.items() for name, score in evaluate(data).items()}
         if eval_only:
             break
-        is_best, best_val_loss = scores['val_loss'] < best_val_loss, min(scores['val_loss'], best_val_loss)
+        is_best = scores['val_loss'] < best_val_loss
+        best_val_loss = min(scores['val_loss'], best_val_loss)
         if master:
             log(scores)
         if master and step > 0:
@@ -395,7 +398,7 @@ while True:
 if master and sample_tokens and step >= max_iters and not eval_only:
     for start in ('def', 'class') if dataset == 'stdlib' else ('',):
         prompt = torch.tensor([tokenizer.encode(start, bos=True)], device=device)
-        tokens = raw_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
+        tokens = eval_model.generate(prompt, sample_tokens, temperature=0.8, top_k=50, stop_token=tokenizer.eot)
         say('--- a sample ---\n' + tokenizer.decode(tokens[0].tolist()).decode('utf-8', 'replace'))
 if world_size > 1:
     dist.destroy_process_group()

@@ -162,7 +162,7 @@ def test_a_checkpoint_is_evaluated_by_any_number_of_processes(train, run):
               for init_from in ('resume', 'out/ckpt_best.pt') for processes in (0, 2)]
     tiny, other = ([line.split(': ')[1] for line in lines] for lines in zip(*scores))
     assert set(tiny) == {tiny[0]} and set(other) == {other[0]} and tiny[0] != other[0]
-    assert f'val loss {metrics()[-1]["val_loss"]:.4f}, perplexity {metrics()[-1]["val_ppl"]:.3f}, ' in tiny[0]
+    assert f'val_loss {metrics()[-1]["val_loss"]:.4f}, val_ppl {metrics()[-1]["val_ppl"]:.4f}, ' in tiny[0]
     assert files('out') == before
 
 
