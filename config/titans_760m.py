@@ -2,7 +2,7 @@
 # Behrouz and Courville, arXiv 2606.23670: average accuracy on eight tasks 52.30, as reported, against 53.29 when
 # tapered. The shape is ours; its small parameters leave it 1,152 parameters above the budget.
 # 50B tokens (as in the paper), 2.4e20 FLOPs. Not compiled, a block keeps 0.2 GiB of each sequence for its backward
-# pass, 21 GiB of four sequences in all, and computes about 4 GiB anew when its turn comes; weights, gradients and AdamW
+# pass, 21 GiB of four sequences in all, and computes about 6 GiB anew when its turn comes; weights, gradients and AdamW
 # are 11.3 GiB.
 out_dir = 'out-titans_760m'
 dataset = 'fineweb100B'
