@@ -111,7 +111,8 @@ class Tokenizer:
 
     def encode(self, text, bos=False):
         """str -> list of int, after bos if asked for. A text that spells a special token is plain text."""
-        return [self.bos] * bos + self.encode_batch([text])[0]
+        tokens = self.encode_batch([text])[0]
+        return [self.bos, *tokens] if bos else tokens
 
     def decode(self, tokens):
         """Token ids -> bytes."""
@@ -348,8 +349,8 @@ def text_of(record, field):
 class Split:
     """The documents of files, each for training or for validation; every pass over it gives the same.
 
-    A hash of the document and the seed decides, so that equal documents are in the same split. A document of more than
-    a quarter of the validation text is cut: its last val_fraction, from a new line on, is for validation.
+    A hash of the document and the seed decides, so that equal documents are in the same split. A document that would
+    be over a quarter of the validation text is cut: its tail, from the start of a line, is for validation.
     """
 
     def __init__(self, inputs, field, val_fraction, seed):
