@@ -18,6 +18,11 @@ of queries and keys (qk_norm), which bounds attention scores by sqrt(head_dim).
     python model.py config/standard_113m.py --shapes=true                           # which shapes its budget allows
 """
 
+import signal
+
+if __name__ == '__main__':
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the command without a traceback
+
 import contextlib
 import copy
 import ctypes
@@ -81,7 +86,6 @@ class GPTConfig:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The shape of all FFNs
-
 
 def ffn_widths(config):
     """The hidden widths of all MLPs, a list of n_layer rows of K.
@@ -158,7 +162,6 @@ def padded_vocab(config):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The layers
-
 
 class Linear(nn.Linear):
     """A matrix, float32 for the optimizer, cast to the dtype of its input. to_stream: it writes to the stream."""
@@ -302,7 +305,6 @@ class Block(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------------
 # The language model
 
-
 class GPT(nn.Module):
     """The language model. Matrix products and the residual stream are in compute_dtype; weights are float32."""
 
@@ -383,7 +385,7 @@ class GPT(nn.Module):
         unless the mixer reads on."""
         if idx.size(1) == 0:
             raise ValueError('the prompt is empty: start it with at least one token')
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1):
             raise ValueError(f'temperature={temperature}, top_k={top_k}, top_p={top_p}: must be >= 0, >= 0, in (0, 1]')
         model = self
         if self.training or self.embedding.weight.dtype != self.compute_dtype:
@@ -422,7 +424,6 @@ def sample(logits, temperature, top_k, top_p):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Other token mixers
-
 
 class GatedAttention(Attention):
     """W_o(attention(x) * sigmoid(W_g x)), a gate for each channel of each head (Qiu et al., arXiv 2505.06708)."""
@@ -651,7 +652,6 @@ def copy_pretrained(theirs, model):
 # ----------------------------------------------------------------------------------------------------------------------
 # Speed: two operations written out, device and dtype, memory
 
-
 class RMSNorm(torch.autograd.Function):
     """F.rms_norm(x, x.shape[-1:], eps=eps): y = r x with r = 1 / sqrt(mean(x^2) + eps). This gradient, dx = r (dy - y
     mean(dy y)), takes half the passes over the stream of autograd's and keeps only y, which the next matrix product
@@ -736,7 +736,6 @@ def keep_freed_memory():
 # ----------------------------------------------------------------------------------------------------------------------
 # What a shape costs, and which shapes are possible
 
-
 def budget(config):
     """Parameters by component, and FLOPs of a token, forward and backward, as a dict of ints. FLOPs are 6 for each
     parameter of an FFN or the head, and what the mixer says. nanoGPT counts the masked half of attention too, which
@@ -804,7 +803,8 @@ def shape_rules(c):
     for name, known in (('mixer', MIXERS), ('norm', ('pre', 'olmo2')), ('ffn', ffns)):
         yield name, getattr(c, name) in known, f'must be one of {", ".join(known)}'
     yield 'dropout', 0 <= c.dropout < 1, 'must be at least 0 and below 1'
-    yield 'rope_scaling', not c.rope_scaling or len(numbers(c.rope_scaling)) == 4, "must be like '8,1,4,8192'"
+    scaling = numbers(c.rope_scaling or '8,1,4,8192')
+    yield 'rope_scaling', len(scaling) == 4 and scaling[1] < scaling[2] and min(scaling) > 0, 'must be like 8,1,4,8192'
     yield 'n_head', c.head_dim, f'must divide n_embd={c.n_embd}, or head_dim be given'
     yield 'head_dim', c.head_dim % 2 == 0, 'must be even: rotary embeddings turn pairs'
     yield 'n_kv_head', c.n_head % c.n_kv_head == 0, f'must divide n_head={c.n_head}'

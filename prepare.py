@@ -12,6 +12,11 @@ tokenizer.json, which has all that encoding and decoding need. The file goes fro
 set to how one is made: documents and their split, a BPE trained on them, shards, the command.
 """
 
+import signal
+
+if __name__ == '__main__':
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the script without a traceback
+
 import base64
 import glob
 import gzip
@@ -22,7 +27,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import tempfile
 import urllib.request
 from collections import Counter, defaultdict
@@ -592,7 +596,8 @@ if __name__ == '__main__':
     val_fraction = 0.05  # fraction of the text that is for validation; 1.0: all
     seed = 1337  # seed of the draw of documents for validation
     shards = 0  # train shards to download of a ready-made data set; 0: all
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     try:
         prepare(**configure(globals()))
     except KeyboardInterrupt:

@@ -84,7 +84,7 @@ def print_samples(model, tokenizer):
     prompt = start
     if start.startswith('FILE:'):
         with fail_on((OSError, UnicodeDecodeError), f'--start={start}'):
-            prompt = Path(start[5:]).read_text(encoding='utf-8')
+            prompt = Path(start[5:]).read_text(encoding='utf-8-sig')
     tokens = tokenizer.encode(prompt, bos=True)
     for _ in range(num_samples):
         show(prompt, end='')

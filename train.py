@@ -221,13 +221,12 @@ if master and not eval_only:
             kept = [line for line in lines if line.endswith(b'}\n') and json.loads(line)['step'] < step]
             os.truncate(metrics, sum(map(len, kept)))
 if master and wandb_log:
-    with fail_on(ImportError, 'wandb_log=true needs the package wandb: pip install wandb'):
+    with fail_on(Exception, 'wandb_log=true, which needs pip install wandb and wandb login'):
         import wandb
-    wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
+        wandb.init(project=wandb_project, name=wandb_run_name or None, config=dict(config))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Training
-
 
 @functools.lru_cache(maxsize=2)
 def window_order(epoch):

@@ -134,6 +134,7 @@ def test_a_taper_of_ones_own_keeps_the_mean(monkeypatch):
 @pytest.mark.parametrize('change', [  # the first name is that of the field to blame
     dict(n_head=5), dict(n_head=0), dict(n_kv_head=3), dict(n_kv_head=-1), dict(head_dim=7), dict(block_size=0),
     dict(memory_chunk=0), dict(dropout=1.0), dict(rope_theta=0.0), dict(norm_eps=0.0), dict(rope_scaling='8,1,4'),
+    dict(rope_scaling='0,1,4,8192'), dict(rope_scaling='8,4,4,8192'),
     dict(init_std=-0.1), dict(mixer='mamba'), dict(norm='post'), dict(ffn='hourglas'),
     dict(n_kv_head=2, mixer='titans'), dict(qk_norm=True, mixer='titans'), dict(qk_norm=True, norm='olmo2'),
     dict(n_layer=1, ffn='tapered'), dict(taper='cubic', ffn='tapered'), dict(taper_end=0.0, ffn='tapered'),
@@ -277,7 +278,8 @@ def test_generation_stops_and_leaves_the_model_as_it_was():
         end = next((t for t in range(5, 25) if reference[t] == stop), 24)
         assert torch.equal(row[:end + 1], reference[:min(end + 1, len(row))]) and (row[end + 1:] == stop).all()
     assert model.training
-    for bad in (dict(idx=prompt[:, :0]), dict(temperature=-1), dict(top_k=-1), dict(top_p=0.0)):
+    for bad in (dict(idx=prompt[:, :0]), dict(temperature=-1), dict(temperature=math.nan), dict(top_k=-1),
+                dict(top_p=0.0)):
         with pytest.raises(ValueError):
             model.generate(**{'idx': prompt, 'max_new_tokens': 1, **bad})
 

@@ -232,9 +232,11 @@ def test_two_processes_stop_together_and_resume(train, run):
     assert [line['step'] for line in metrics() if 'loss' in line] == list(range(stopped + 5))
 
 
-def test_interrupt_while_torch_is_imported_is_quiet(run, tmp_path):
-    (tmp_path / 'torch.py').write_text('import signal\nsignal.raise_signal(signal.SIGINT)\n')
-    done = run('train.py', alone=True, env={'PYTHONPATH': str(tmp_path)}, status=-signal.SIGINT)  # 130 in a shell
+@pytest.mark.parametrize('name', ['train.py', 'model.py', 'prepare.py', 'sample.py'])
+def test_interrupt_during_the_imports_is_quiet(run, tmp_path, name):
+    for package in ('torch', 'numpy'):
+        (tmp_path / f'{package}.py').write_text('import signal\nsignal.raise_signal(signal.SIGINT)\n')
+    done = run(name, alone=True, env={'PYTHONPATH': str(tmp_path)}, status=-signal.SIGINT)  # 130 in a shell
     assert done.stdout == done.stderr == ''
 
 
@@ -432,11 +434,13 @@ CP_BEST = 'cp out/ckpt_best.pt out/ckpt.pt'  # what to type if ckpt.pt is damage
     ([NEW, '--max_iters=200', '--eval_interval=1000'], '60000', break_data),
     ([NEW], 'data/tiny/meta.json', lambda: Path('data/tiny/meta.json').write_bytes(b'{')),
     ([NEW], 'data/tiny/tokenizer.json', lambda: Path('data/tiny/tokenizer.json').write_bytes(b'{}')),
+    ([NEW, '--wandb_log=true'], 'wandb_log', None),
     ([RESUME], 'ckpt.tmp', lambda: os.mkdir('out/ckpt.tmp')),
 ])
 def test_what_is_wrong_is_one_line_and_nothing_is_lost(trained, tmp_path, monkeypatch, args, named, damage):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'wandb', None)  # not installed
     if damage:
         damage()
     before = files('.')
