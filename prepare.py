@@ -596,8 +596,8 @@ if __name__ == '__main__':
     val_fraction = 0.05  # fraction of the text that is for validation; 1.0: all
     seed = 1337  # seed of the draw of documents for validation
     shards = 0  # train shards to download of a ready-made data set; 0: all
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         prepare(**configure(globals()))
     except KeyboardInterrupt:
