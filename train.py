@@ -115,7 +115,7 @@ with fail_on(Exception, f'init_from={source} cannot be used{hint}'):
                       'config': {'dataset': dataset}, 'tokenizer': prepare.Tokenizer.load(source).state()}
     elif source not in ('scratch', 'auto'):
         checkpoint = torch.load(source, map_location='cpu', weights_only=True, mmap=True)
-    if checkpoint:
+    if checkpoint is not None:
         theirs, free = checkpoint['config'], FREE
         if not resuming:
             theirs, free = {'dataset': theirs['dataset'], **checkpoint['model_args']}, {'dataset', 'dropout'}
